@@ -1,6 +1,6 @@
 """Native CPU ops against torch and against the machine's read bandwidth, measured in the same run.
 
-    python -m benchmarks.ops [--rounds 5] [--dtype bfloat16] [--kinds linear,attention,rope,small,recurrent]
+    python -m benchmarks.ops [--rounds 5] [--dtype bfloat16] [--kinds linear,attention,rope,small,head,recurrent]
         [--formats int8 int4_g128 int8_g16 ...] [--without-dense] [--rows 1 16 512] [--out 4096 --in 4096]
         [--kv-cache-dtype bfloat16 int8 fp8] [--megabytes 800]
 
@@ -327,6 +327,31 @@ def small_cases(ops: dict[str, Op], args: argparse.Namespace) -> list[Case]:
     return cases
 
 
+def head_cases(ops: dict[str, Op], args: argparse.Namespace) -> list[Case]:
+    """The largest logit of each row; the baseline writes all logits and reads them again."""
+    dtype = getattr(torch, args.dtype)
+    weight = cast("LinearWeight", ops["pack_linear"]([(torch.randn(151_936, 1024) * 0.02).to(dtype)], dtype=dtype))
+
+    room = torch.zeros(32, weight.out_features)  # as graphs have it: the same for each call
+
+    def all_logits(x: torch.Tensor) -> None:
+        logits = room[: len(x)]
+        linear_into(logits, x, weight)
+        ops["row_max"](logits)
+
+    return [
+        Case(
+            name=f"linear_max M={rows}",
+            run=lambda _, x=x: ops["linear_max"](x, weight),  # type: ignore[misc]
+            baseline=lambda _, x=x: all_logits(x),  # type: ignore[misc]
+            calls=4,
+            num_bytes=weight.num_bytes,
+        )
+        for rows in (1, 8, 32)
+        for x in [torch.randn(rows, 1024).to(dtype)]
+    ]
+
+
 @dataclass
 class Recurrent:
     """An op over the states of some layers, which take turns."""
@@ -467,6 +492,7 @@ KINDS: dict[str, Callable[[dict[str, Op], argparse.Namespace], list[Case]]] = {
     "attention": attention_cases,
     "rope": rope_cases,
     "small": small_cases,
+    "head": head_cases,
     "recurrent": recurrent_cases,
 }
 

@@ -64,6 +64,40 @@ int32_t linear(const qr_weight* weights, int64_t count, void* out, int32_t out_d
   return prepare_and_run(products, count, x_dtype);
 }
 
+// The largest output of each row: first of each panel of each weight, then of all panels, which lie side by side.
+int32_t linear_max(float* values, int64_t* ids, const void* x, int32_t x_dtype, const qr_weight* weights, int64_t count,
+                   int64_t rows, int64_t k, const float* bias, float soft_cap) {
+  Product products[kMostWeights];
+  int64_t panels = 0, outputs = 0, first_panel[kMostWeights], first_output[kMostWeights];
+  for (int64_t i = 0; i < count; outputs += weights[i].outputs, panels += divide_up(weights[i++].outputs, kPanel)) {
+    first_panel[i] = panels;
+    first_output[i] = outputs;
+  }
+  const int64_t stride = (divide_up(panels, 64) | 1) * 64;  // no power of two: rows do not fall on one set of a cache
+  auto* maxima = static_cast<float*>(scratch(2, rows * stride * 5 + 1));
+  if (maxima == nullptr) return QR_ENOMEM;
+  auto* columns = reinterpret_cast<uint8_t*>(maxima + rows * stride);
+  for (int64_t i = 0; i < count; ++i) {
+    const Weight weight = weight_of(weights[i], x_dtype, k);
+    GemmArgs args = weight.args;
+    args.x = x;
+    args.rows = rows;
+    args.n = weights[i].outputs;
+    args.bias = bias == nullptr ? nullptr : bias + first_output[i];
+    args.maxima = {maxima + first_panel[i], columns + first_panel[i], stride, soft_cap};
+    products[i] = {weight.gemm, args, 0, 0};
+  }
+  const int32_t status = prepare_and_run(products, count, x_dtype);
+  if (status != QR_OK) return status;
+  parallel_for(rows, [&](int64_t row) {
+    const Largest found = kernels()->find_largest(maxima + row * stride, panels);
+    const int64_t own = std::upper_bound(first_panel, first_panel + count, found.index) - first_panel - 1;
+    values[row] = found.value;
+    ids[row] = first_output[own] + (found.index - first_panel[own]) * kPanel + columns[row * stride + found.index];
+  });
+  return QR_OK;
+}
+
 }  // namespace
 
 Weight quantized_weight(const qr_weight& w, int32_t x_dtype, int64_t k) {
@@ -121,5 +155,14 @@ int32_t qr_gated_linear_quantized(void* out, const void* x, int32_t x_dtype, con
   return gated_in_two_steps(out, x_dtype, rows, f, activation, [&](float* both) {
     return linear(weights, count, both, QR_FLOAT32, x, x_dtype, rows, 2 * f, k, bias, QR_NONE, nullptr);
   });
+}
+
+int32_t qr_linear_max(float* values, int64_t* ids, const void* x, int32_t x_dtype, const qr_weight* weights,
+                      int64_t count, int64_t rows, int64_t n, int64_t k, const float* bias, float soft_cap) {
+  if (kernels() == nullptr) return QR_ESTATE;
+  if (!are_products(values, x, rows, n, k) || (rows > 0 && ids == nullptr) || !are_weights(weights, count, n, k) ||
+      !is_dtype(x_dtype) || !(soft_cap >= 0 && is_finite(soft_cap)))
+    return QR_EINVAL;
+  return linear_max(values, ids, x, x_dtype, weights, count, rows, k, bias, soft_cap);
 }
 }

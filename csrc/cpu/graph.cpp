@@ -51,6 +51,7 @@ constexpr Entry kEntries[] = {
     QR_ENTRY(qr_block_rows),
     QR_ENTRY(qr_linear),             QR_ENTRY(qr_gated_linear),
     QR_ENTRY(qr_linear_quantized),   QR_ENTRY(qr_gated_linear_quantized),
+    QR_ENTRY(qr_linear_max),
     QR_ENTRY(qr_rms_norm),           QR_ENTRY(qr_layer_norm),
     QR_ENTRY(qr_scale_add),          QR_ENTRY(qr_soft_cap),
     QR_ENTRY(qr_rope_and_cache),     QR_ENTRY(qr_paged_attention),

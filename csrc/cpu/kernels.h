@@ -48,6 +48,15 @@ struct Places {
   int64_t column(int64_t c) const { return c / 32 * step + c % 32; }
 };
 
+// What becomes of the outputs of a product of which only the largest of each row is wanted: of each row and panel, the
+// largest value and its column in the panel, as `find_largest` has them. Rows lie `stride` panels apart.
+struct PanelMaxima {
+  float* values;  // null: the outputs themselves are wanted
+  uint8_t* columns;
+  int64_t stride;
+  float soft_cap;  // of the outputs, before; 0: none
+};
+
 struct GemmArgs {
   const void* x;  // [rows, k], as the kernel's `prepare` left it, or in tiles
   const void* packed;
@@ -63,6 +72,7 @@ struct GemmArgs {
   int32_t out_dtype;
   int64_t out_columns;  // of the rows of out and residual, where they are more than n; else 0
   bool past_caches;     // the output outgrows the caches and its rows are whole cache lines
+  PanelMaxima maxima;   // instead of out; activation, residual and gates are not computed then
   // quantised weights only; see qr_weight
   const void* scales;
   const int8_t* zero_points;

@@ -20,7 +20,7 @@ extern "C" {
 #endif
 
 #define QR_API __attribute__((visibility("default")))
-#define QR_ABI_VERSION 11
+#define QR_ABI_VERSION 12
 
 enum {
   QR_OK = 0,
@@ -174,6 +174,12 @@ QR_API int32_t qr_linear_quantized(void* out, int32_t out_dtype, const void* x, 
 QR_API int32_t qr_gated_linear_quantized(void* out, const void* x, int32_t x_dtype, const qr_weight* weights,
                                          int64_t count, int64_t rows, int64_t f, int64_t k, const float* bias,
                                          int32_t activation);
+
+/* The largest of the outputs that qr_linear_quantized gives in float32, of each row, and the first index that holds it, a
+ * NaN counting as the largest, as qr_row_max finds them. soft_cap: outputs are soft_cap * tanh(output / soft_cap)
+ * first; 0: as they are. Weights of format 0 included. x is never in tiles. */
+QR_API int32_t qr_linear_max(float* values, int64_t* ids, const void* x, int32_t x_dtype, const qr_weight* weights,
+                             int64_t count, int64_t rows, int64_t n, int64_t k, const float* bias, float soft_cap);
 
 /* ---- weights in the blocks of GGUF files (blocks.cpp) ----
  * A row of in_features elements, a multiple of those of a block, is its blocks one after the other. src_stride: bytes

@@ -115,6 +115,12 @@ const Call kCalls[] = {
        return qr_linear_quantized(p[0], QR_FLOAT32, p[1], QR_FLOAT32, &weight, s[3], s[0], s[1], s[2], as<float>(p[4]),
                                   QR_NONE, p[5]);
      }},
+    {"qr_linear_max", {4, 32, 64, 1}, {false, false, false, false, false, true},
+     [](P p, S s) {
+       const qr_weight weight = int8_weight(p[3], p[4], 32);
+       return qr_linear_max(as<float>(p[0]), as<int64_t>(p[1]), p[2], QR_FLOAT32, &weight, s[3], s[0], s[1], s[2],
+                            as<float>(p[5]), 0.0f);
+     }},
     {"qr_gated_linear_quantized", {4, 32, 64, 1}, {false, false, false, false, true},
      [](P p, S s) {
        const qr_weight weight = int8_weight(p[2], p[3], 64);

@@ -257,6 +257,64 @@ TEST(weights_side_by_side_are_computed_as_each_alone) {
                               QR_NONE, nullptr) == QR_EINVAL);
 }
 
+namespace {
+
+// qr_linear_max of every number of rows against qr_row_max of the outputs, which are equal, infinite or NaN in places.
+void check_largest(const std::vector<qr_weight>& weights, int64_t k, int32_t dtype) {
+  const int64_t count = int64_t(weights.size());
+  int64_t n = 0;
+  for (const qr_weight& weight : weights) n += weight.outputs;
+  for (int64_t rows : {1, 2, 5, 13, 16, 31, 32, 33, 100})
+    for (int kind = 0; kind < 5; ++kind) {
+      if (!runs_case(7)) continue;
+      std::vector<float> values = random_floats(rows * k), bias = random_floats(n), all(size_t(rows * n));
+      if (kind == 1) std::fill_n(values.begin(), k, 0.0f);  // the bias alone, with the largest twice
+      if (kind == 1) bias[size_t(n / 3)] = bias[size_t(n - 1)] = 90.0f;
+      if (kind == 2) bias[size_t(n / 2)] = bias[size_t(n - 1)] = NAN;
+      if (kind == 3) bias[size_t(n - 1)] = INFINITY;
+      if (kind == 3) bias[0] = -INFINITY;
+      const std::vector<char> x = encode(values, dtype);
+      const float* own_bias = kind == 4 ? nullptr : bias.data();
+      CHECK(qr_linear_quantized(all.data(), QR_FLOAT32, x.data(), dtype, weights.data(), count, rows, n, k, own_bias,
+                                QR_NONE, nullptr) == QR_OK);
+      for (float soft_cap : {0.0f, 30.0f}) {
+        if (soft_cap > 0) CHECK(qr_soft_cap(all.data(), soft_cap, rows * n) == QR_OK);
+        std::vector<float> got(size_t(rows), 7.0f), want = got;
+        std::vector<int64_t> got_ids(size_t(rows), -7), want_ids = got_ids;
+        CHECK(qr_row_max(want.data(), want_ids.data(), all.data(), rows, n) == QR_OK);
+        CHECK(qr_linear_max(got.data(), got_ids.data(), x.data(), dtype, weights.data(), count, rows, n, k, own_bias,
+                            soft_cap) == QR_OK);
+        for (size_t r = 0; r < size_t(rows); ++r)
+          CHECK((got[r] == want[r] || (std::isnan(got[r]) && std::isnan(want[r]))) && got_ids[r] == want_ids[r],
+                "format %ld dtype %d n %ld rows %ld kind %d cap %g: row %ld has %g at %ld, not %g at %ld",
+                long(weights[0].format), dtype, long(n), long(rows), kind, soft_cap, long(r), got[r], long(got_ids[r]),
+                want[r], long(want_ids[r]));
+      }
+    }
+}
+
+}  // namespace
+
+TEST(the_largest_output_is_found_without_the_others) {
+  const int64_t k = 72;
+  for (int64_t n : {1, 31, 32, 33, 300, 2050}) {
+    const std::vector<char> numbers = encode(random_floats(n * k, 0.2f), QR_BFLOAT16);
+    for (int32_t dtype : {QR_FLOAT32, QR_BFLOAT16, QR_FLOAT16}) {
+      for (int32_t stored : {QR_FLOAT32, QR_BFLOAT16, QR_FLOAT16, QR_BFLOAT16_COMPACT}) {
+        char* packed = aligned_zeros(qr_packed_bytes(stored, n, k));
+        CHECK(qr_pack_linear(packed, stored, n, k, numbers.data(), QR_BFLOAT16, n, k, 0) == QR_OK);
+        check_largest({{packed, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, stored, 0, 0, n, 1.0, 0}}, k, dtype);
+        std::free(packed);
+      }
+      const Layer whole(QR_INT8, n, k, 0), groups(QR_INT4, n, k, 32, kZeroPoints), levels(QR_LEVELS, n, k, 16);
+      for (const Layer* layer : {&whole, &groups, &levels}) check_largest({layer->weight}, k, dtype);
+    }
+  }
+  const Layer first(QR_INT4, 40, k, 32, kOffsets), second(QR_INT8, 7, k, 16), third(QR_INT6, 96, k, 32);
+  check_largest({first.weight, second.weight, third.weight}, k, QR_BFLOAT16);
+  check_largest({third.weight, second.weight, second.weight, first.weight}, k, QR_FLOAT32);
+}
+
 TEST(quantised_weights_that_are_none_are_refused) {
   Layer right(QR_INT4, 32, 64, 32, kZeroPoints, true);
   const std::vector<float> x = random_floats(right.k);

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from quire.layers.context import LayerContext
 from quire.layers.weights import WHOLE
-from quire.ops.operands import BlockTable, LinearWeight
+from quire.ops.operands import BlockTable, Largest, LinearWeight
 
 
 class Embedding:
@@ -97,3 +97,7 @@ class LMHead:
         if self.soft_cap is not None:
             self.ops.soft_cap(logits, self.soft_cap)
         return logits
+
+    def largest(self, hidden: Tensor) -> Largest:
+        """The largest logit of each row, without the others. Shapes: hidden [S, E] -> [S]."""
+        return Largest(*self.ops.linear_max(hidden, self.weight, self.bias, soft_cap=self.soft_cap))

@@ -70,7 +70,7 @@ def load_stored_model(
         raise ConfigError(
             f"{arch.source}: {arch.architecture} has no body apart from its head, so quire cannot run it."
         )
-    model = TransformersModel(causal, ops, num_threads=num_threads)
+    model = TransformersModel(causal, ops, vocab_size=arch.vocab_size, num_threads=num_threads)
     with torch.inference_mode():
         try_model(model, arch, dtype, max_model_len=max_model_len)
     return model

@@ -16,6 +16,7 @@ from quire.layers.embedding import Embedding, LMHead, Waves
 from quire.layers.norm import Norm, model_norm
 from quire.layers.weights import WHOLE
 from quire.models.blocks import MLPS, Mlp, mixer_of
+from quire.ops.operands import Largest
 
 
 class DecoderLayer:
@@ -182,3 +183,7 @@ class DecoderForCausalLM:
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """See `interfaces.Model`."""
         return self.lm_head(hidden)
+
+    def largest_logits(self, hidden: Tensor) -> Largest:
+        """See `interfaces.Model`."""
+        return self.lm_head.largest(hidden)

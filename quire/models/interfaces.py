@@ -9,6 +9,7 @@ from torch import Tensor
 from quire.attention.context import ForwardContext
 from quire.config.arch import ModelArch
 from quire.layers.context import LayerContext
+from quire.ops.operands import Largest
 
 
 class Model(Protocol):
@@ -19,6 +20,9 @@ class Model(Protocol):
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """Shapes: hidden [S, E], any rows of what `forward` gave -> [S, V] float32."""
+
+    def largest_logits(self, hidden: Tensor) -> Largest:
+        """The largest of the logits of each row, which are not kept. Shapes: hidden [S, E] -> [S]."""
 
 
 class ModelClass(Protocol):

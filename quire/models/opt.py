@@ -12,6 +12,7 @@ from quire.layers.embedding import Embedding, LMHead
 from quire.layers.linear import Linear
 from quire.layers.norm import model_norm
 from quire.models.blocks import attention_of
+from quire.ops.operands import Largest
 
 
 class OPTLayer:
@@ -86,3 +87,7 @@ class OPTForCausalLM:
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """See `interfaces.Model`."""
         return self.lm_head(hidden)
+
+    def largest_logits(self, hidden: Tensor) -> Largest:
+        """See `interfaces.Model`."""
+        return self.lm_head.largest(hidden)

@@ -121,6 +121,16 @@ class Ops(RecurrentOps):
             self._table["linear"](x, weight, bias, activation=activation, residual=residual, out_dtype=out_dtype),
         )
 
+    def linear_max(
+        self, x: Tensor, weight: LinearWeight, bias: Tensor | None = None, *, soft_cap: float | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """`row_max_tensors` of `linear` in float32, after `soft_cap` if there is one: the same bits.
+
+        An implementation may spare the outputs themselves, which are large: a head's are all logits.
+        Shapes: x [T, M], bias [N] float32 -> [T] float32, [T] int64.
+        """
+        return cast("tuple[Tensor, Tensor]", self._table["linear_max"](x, weight, bias, soft_cap=soft_cap))
+
     def gated_linear(self, x: Tensor, weight: LinearWeight, bias: Tensor | None = None, *, activation: str) -> Tensor:
         """activation(gate) * up, where gate and up are the first and second half of x @ weight.T + bias.
 

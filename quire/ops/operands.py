@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from quire.config.gguf.tensor_types import BY_NAME
 from quire.config.memory.weight_formats import NESTED_BLOCK
@@ -385,6 +385,15 @@ class RgLruWeights:
     """[X, 2P] float32"""
     decay: Tensor
     """[X * P] float32, below zero: the logarithm of what a token leaves of the state where the gate is 1."""
+
+
+class Largest(NamedTuple):
+    """The largest logit of each row: all that a step needs of its logits where every row takes the likeliest token."""
+
+    values: Tensor
+    """[R] float32."""
+    token_ids: Tensor
+    """[R] int64."""
 
 
 class Graph(Protocol):

@@ -56,6 +56,8 @@ class SamplingBatch:
         """The most candidates a row reports, or None when no row reports any."""
         self.only_ops = (self.all_greedy or self.all_random) and not self.processors and not self.logprobs_rows
         """The logits go from op to op; torch itself does nothing with them."""
+        self.only_largest = not (random or self.processors or has_grammar or self.logprobs_rows)
+        """The largest logit of each row and its token are all that is needed of the logits."""
         reports_all = any(count >= vocab_size for count in self.logprobs_counts)
         self.leaves_tokens = not self.processors and self.grammar_masks is None and not reports_all
         """Nothing but the next step needs the tokens that are drawn: the host can look at them later, and at the

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from quire.messages.output import Failure, PositionLogprobs
 from quire.ops.contract import Ops
+from quire.ops.operands import Largest
 from quire.sampling.batch import SamplingBatch, SamplingRow
 from quire.sampling.drawn import Candidates, DrawnTokens, SampledTokens, not_finite
 from quire.sampling.logprobs import position_logprobs
@@ -61,6 +62,21 @@ class Sampler:
                 token_ids[index] = []
             return SampledTokens(token_ids, self._logprobs(reported, token_ids, batch), errors)  # 5. report
 
+    def take_largest(self, found: Largest, batch: SamplingBatch, num_draws: Sequence[int]) -> SampledTokens:
+        """`sample` of a batch that needs nothing else of its logits (`batch.only_largest`)."""
+        values, token_ids = found.values.tolist(), found.token_ids.tolist()
+        errors = _errors(values, batch.rows, _not_finite)
+        chosen = [[token] * count for token, count in zip(token_ids, num_draws, strict=True)]
+        for index in errors:
+            chosen[index] = []
+        return SampledTokens(chosen, [None] * len(chosen), errors)
+
+    @torch_mode()
+    def leave_largest(self, found: Largest, batch: SamplingBatch) -> DrawnTokens:
+        """`draw` of such a batch. The next step may write over what was found."""
+        token_ids = found.token_ids.masked_fill(~found.values.isfinite(), 0)
+        return DrawnTokens(token_ids, found.values.clone(), _positions(batch))
+
     @torch_mode()
     def draw(self, logits: Tensor, batch: SamplingBatch) -> DrawnTokens:
         """Draw a token for each row and leave it on the device: the tokens of `sample`, for a batch that allows it
@@ -78,8 +94,7 @@ class Sampler:
             drawn = _draw(self._ops, rows, batch, [1] * len(batch.random_rows))
             token_ids = token_ids.index_copy(0, self._ops.on_device(batch.random_indices), drawn[:, 0])
         token_ids = token_ids.masked_fill(~is_finite, 0)
-        positions = [len(row.token_ids) for row in batch.rows]
-        return DrawnTokens(token_ids, largest, positions, self._candidates(logits, token_ids, batch))
+        return DrawnTokens(token_ids, largest, _positions(batch), self._candidates(logits, token_ids, batch))
 
     def _candidates(self, logits: Tensor, token_ids: Tensor, batch: SamplingBatch) -> Candidates | None:
         """What is reported beside the tokens that stay on the device. Shapes: [R, V], [R] int64."""
@@ -152,11 +167,23 @@ def _fail(
     explain: Callable[[SamplingRow, float], Failure],
 ) -> dict[int, Failure]:
     """Errors of rows whose largest logit is NaN or infinite; their logits are set to 0 so that others can go on."""
-    failed = [index for index, value in enumerate(largest) if not math.isfinite(value)]
-    if failed:
+    errors = _errors(largest, rows, explain)
+    if errors:
         with torch_mode():
-            logits[failed] = 0.0
-    return {index: explain(rows[index], largest[index]) for index in failed}
+            logits[list(errors)] = 0.0
+    return errors
+
+
+def _errors(
+    largest: Sequence[float], rows: Sequence[SamplingRow], explain: Callable[[SamplingRow, float], Failure]
+) -> dict[int, Failure]:
+    """Of rows whose largest logit is NaN or infinite."""
+    return {index: explain(rows[index], value) for index, value in enumerate(largest) if not math.isfinite(value)}
+
+
+def _positions(batch: SamplingBatch) -> list[int]:
+    """Where the token that is drawn for each row stands in its sequence."""
+    return [len(row.token_ids) for row in batch.rows]
 
 
 def _not_finite(row: SamplingRow, largest: float) -> Failure:

@@ -10,8 +10,8 @@ MAX_GRAPHS = 64
 MAX_KEPT_TOKENS = 512
 """Larger steps are recorded anew each time: their kernels take a hundred times as long."""
 
-Shape = tuple[int, int, int]
-"""Tokens, sequences and sampled rows of a step."""
+Shape = tuple[int, ...]
+"""Tokens, sequences and sampled rows of a step, and what else tells its ops from those of another step."""
 G = TypeVar("G")
 
 

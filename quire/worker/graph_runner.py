@@ -8,7 +8,7 @@ from torch import Tensor
 from quire.log import get_logger
 from quire.models.interfaces import Model
 from quire.ops.contract import Ops
-from quire.ops.operands import Graph
+from quire.ops.operands import Graph, Largest
 from quire.sampling.torch_mode import torch_mode
 from quire.worker.graph_cache import GraphCache
 from quire.worker.input_builder import InputBuilder, StepShape
@@ -45,19 +45,22 @@ class GraphRunner:
             self.recordable = False
             log.info("%s runs op by op, not from graphs: %s", type(model).__name__, reason)
 
-    def run(self, shape: StepShape) -> tuple[Tensor, Tensor | None]:
-        """The step in the builder's buffers: hidden states and, if there are any, the logits of the sampled rows.
+    def run(self, shape: StepShape) -> tuple[Tensor, Tensor | Largest | None]:
+        """The step in the builder's buffers: hidden states and, if rows are sampled, their logits.
 
-        Both are valid until the next run. Shapes: -> [T, E], [R, V] float32.
+        Or the largest of these alone, where the shape asks for no more and no captured graph gives them all.
+        All are valid until the next run. Shapes: -> [T, E], [R, V] float32.
         """
         graph = self._graph(shape.padded(self._sizes)) if self.recordable else None
         if graph is None:
-            hidden, *logits = self._forward(shape)
+            hidden, *found = self._forward(shape)
         else:
-            hidden, *logits = graph.replay()
+            hidden, *found = graph.replay()
         if self._sizes and len(hidden) > shape.num_tokens:
-            return hidden[: shape.num_tokens], logits[0][: shape.num_sampled]
-        return hidden, logits[0] if logits else None
+            return hidden[: shape.num_tokens], found[0][: shape.num_sampled]
+        if len(found) == len(Largest._fields):
+            return hidden, Largest(*found)
+        return hidden, found[0] if found else None
 
     def capture_next(self) -> bool:
         """Capture the largest size that is missing: the smaller ones find room in its memory.
@@ -89,6 +92,8 @@ class GraphRunner:
         if shape.num_sampled == 0:
             return (hidden,)
         rows = hidden if shape.num_sampled == shape.num_tokens else self._ops.embedding(inputs.sampled_rows, hidden)
+        if shape.only_largest:
+            return hidden, *self.model.largest_logits(rows)
         return hidden, self.model.compute_logits(rows)
 
     def _graph(self, shape: StepShape) -> Graph | None:

@@ -29,11 +29,14 @@ class StepShape(NamedTuple):
     num_tokens: int
     num_seqs: int
     num_sampled: int
+    only_largest: bool = False
+    """Of the logits of the sampled rows, the largest of each is wanted and no other."""
 
     def padded(self, sizes: Sequence[int]) -> StepShape:
         """The shape with so many sequences that graphs were captured for: the next of `sizes`, which ascend.
 
-        Only of steps in which each sequence computes one token and is sampled; others, and larger ones, stay.
+        Only of steps in which each sequence computes one token and is sampled; others, and larger ones, stay. All
+        logits are computed then: graphs of one kind only are captured.
         """
         if not sizes or not 0 < self.num_tokens == self.num_seqs == self.num_sampled <= sizes[-1]:
             return self

@@ -12,6 +12,7 @@ from quire.messages.output import PositionLogprobs
 from quire.messages.step import ModelRunnerOutput, SchedulerOutputs
 from quire.models.interfaces import Model
 from quire.ops.contract import Ops
+from quire.ops.operands import Largest
 from quire.platforms.cores import allowed_cpus
 from quire.sampling.batch import SamplingBatch
 from quire.sampling.drawn import DrawnTokens
@@ -110,13 +111,19 @@ class ModelRunner:
 
     def _compute(self, plan: SchedulerOutputs) -> ModelRunnerOutput:
         self._begin_masks(plan)
-        hidden, logits = self.graphs.run(self.inputs.build(plan))  # 3. model
+        hidden, logits = self._forward(plan)  # 3. model
         prompt_logprobs = self._score_prompts(plan, hidden) if self.batch.to_score else {}
         if logits is None:
             return ModelRunnerOutput(token_ids=[[] for _ in plan.seq_ids], prompt_logprobs=prompt_logprobs)
         result = self._sample(plan, logits)  # 4. tokens
         result.prompt_logprobs = prompt_logprobs
         return result
+
+    def _forward(self, plan: SchedulerOutputs, *, keeps_tokens: bool = False) -> tuple[Tensor, Tensor | Largest | None]:
+        """Hidden states, and of the logits of the rows that draw what these need. See `GraphRunner.run`."""
+        shape, seq_ids = self.inputs.build(plan, keeps_tokens=keeps_tokens), _drawing(plan)
+        only_largest = bool(seq_ids) and self._batch_of(seq_ids).only_largest
+        return self.graphs.run(shape._replace(only_largest=only_largest))
 
     def _is_awaited(self, plan: SchedulerOutputs) -> bool:
         """Whether the host needs the result before the next step: for pages, scores, forks, or what tokens change."""
@@ -126,11 +133,13 @@ class ModelRunner:
         return not seq_ids or not self._batch_of(seq_ids).leaves_tokens
 
     def _begin(self, plan: SchedulerOutputs) -> Callable[[], ModelRunnerOutput]:
-        _, logits = self.graphs.run(self.inputs.build(plan, keeps_tokens=True))
+        _, logits = self._forward(plan, keeps_tokens=True)
         assert logits is not None
-        seq_ids = _drawing(plan)
-        batch = self._batch_of(seq_ids)
-        drawn = self.sampler.draw(logits, batch)
+        batch = self._batch_of(_drawing(plan))
+        if isinstance(logits, Largest):
+            drawn = self.sampler.leave_largest(logits, batch)
+        else:
+            drawn = self.sampler.draw(logits, batch)
         self.inputs.keep(drawn.token_ids)
         for row in batch.rows:
             row.drawn = ON_DEVICE
@@ -144,17 +153,20 @@ class ModelRunner:
                 assert self.grammars.backend is not None
                 masks.begin(self.grammars.backend, self._masking)
 
-    def _sample(self, plan: SchedulerOutputs, logits: Tensor) -> ModelRunnerOutput:
+    def _sample(self, plan: SchedulerOutputs, logits: Tensor | Largest) -> ModelRunnerOutput:
         counts = [count for count in plan.num_draws if count]
         seq_ids = _drawing(plan)
         batch = self._batch_of(seq_ids)
-        drawn = self.sampler.sample(logits, batch, counts)
+        if isinstance(logits, Largest):
+            drawn = self.sampler.take_largest(logits, batch, counts)
+        else:
+            drawn = self.sampler.sample(logits, batch, counts)
         for row, token_ids in zip(batch.rows, drawn.token_ids, strict=True):
             row.drawn = token_ids[0] if token_ids else 0  # of a row that has failed nobody will see more
         tokens = iter(drawn.token_ids)
         by_seq = [next(tokens) if count else [] for count in plan.num_draws]
         forks = {}
-        if len(logits) < sum(counts):  # hardly ever
+        if len(counts) < sum(counts):  # hardly ever
             forks = {seq_id: found for seq_id, found in zip(plan.seq_ids, by_seq, strict=True) if len(found) > 1}
             by_seq = [[] if len(found) > 1 else found for found in by_seq]
         return ModelRunnerOutput(

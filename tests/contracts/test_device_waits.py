@@ -51,7 +51,8 @@ ALLOWED = {
     "sampling/drawn.py": {"read": "the host asks for the result, when the next step may have begun"},
     "sampling/sampler.py": {
         "_choose": "only in steps whose tokens the host needs first; `draw` leaves them there",
-        "_fail": "the same",
+        "take_largest": "the same; `leave_largest` leaves them there",
+        "_errors": "the same",
     },
     "worker/step_buffers.py": {"__init__": "memory of the host, when an engine starts"},
     "worker/input_builder.py": {"_slots_in": "memory of the host"},
@@ -164,7 +165,8 @@ def test_no_step_waits_for_its_device(file: Path) -> None:
 
 def test_a_step_whose_tokens_stay_reads_nothing() -> None:
     """No function that such a step runs is among those that may wait."""
-    runs = {"draw", "_draw", "_candidates", "_begin", "put", "take", "_take_drawn", "build", "begin", "send", "keep"}
+    runs = {"draw", "_draw", "leave_largest", "_candidates", "_begin", "_forward", "put", "take", "_take_drawn"}
+    runs |= {"build", "begin", "send", "keep"}
     assert not runs & {function for functions in ALLOWED.values() for function in functions}
 
 
@@ -179,6 +181,6 @@ def test_what_only_loads_is_not_called_in_a_step() -> None:
         if relative(file).startswith(LOADING):
             continue
         for function in functions(ast.parse(file.read_text())):
-            if function.name in ("__call__", "forward", "compute_logits"):
+            if function.name in ("__call__", "forward", "compute_logits", "largest_logits", "largest"):
                 names = {node.id for node in own_nodes(function) if isinstance(node, ast.Name)}
                 assert not names & {"scheme_for", "plain", "copied", "dequantize"}, f"{relative(file)}: {function.name}"

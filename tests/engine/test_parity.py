@@ -127,6 +127,21 @@ def test_in_16_bits_too_a_request_does_not_notice_its_neighbours(dtype: str, ops
         assert bits(llm.generate(given, params)) == alone, "in chunks"
 
 
+@pytest.mark.parametrize(("ops", "quantization"), [*((ops, None) for ops in available_ops()), ("cpu", "int8")])
+def test_greedy_tokens_do_not_depend_on_whether_logits_are_reported(
+    ops: str, quantization: str | None, checkpoint: Checkpoint
+) -> None:
+    """Without them, only the largest logit of each row is computed; beside a request that reports, all are."""
+    if ops not in available_ops():
+        pytest.skip("the native kernels are not built")
+    plain, given = GREEDY.clone(logprobs=None), prompts_for(ops)
+    with LLM(str(checkpoint("gemma2")), ops=ops, max_model_len=128, quantization=quantization) as llm:
+        expected = [token_ids for token_ids, _ in bits(llm.generate(given, GREEDY))]
+        for params in (plain, [GREEDY, *[plain] * (len(given) - 1)]):
+            llm.reset_prefix_cache()
+            assert [token_ids for token_ids, _ in bits(llm.generate(given, params))] == expected
+
+
 def test_the_number_of_threads_changes_no_bit(checkpoint: Checkpoint) -> None:
     if "cpu" not in available_ops():
         pytest.skip("the native kernels are not built")

@@ -18,6 +18,7 @@ from quire.executor.base import Executor
 from quire.executor.inproc import InprocExecutor
 from quire.messages.output import FinishReason
 from quire.messages.step import ModelRunnerOutput, SchedulerOutputs
+from quire.ops.operands import Largest
 from quire.worker.graph_runner import GraphRunner
 from quire.worker.input_builder import StepShape
 from tests.conftest import Checkpoint
@@ -96,7 +97,7 @@ class HalfWay(GraphRunner):
 
     is_armed = False
 
-    def run(self, shape: StepShape) -> tuple[Tensor, Tensor | None]:
+    def run(self, shape: StepShape) -> tuple[Tensor, Tensor | Largest | None]:
         outputs = super().run(shape)
         if self.is_armed:
             raise RuntimeError("guilty")
@@ -211,6 +212,20 @@ def test_logits_that_are_not_finite_fail_their_request_and_no_other(
         for output, expected in zip(outputs[2:], healthy, strict=True):
             assert output.outputs == expected.outputs
             assert output.prompt_logprobs == expected.prompt_logprobs
+
+
+@pytest.mark.parametrize("ops", available_ops())
+def test_in_a_step_of_greedy_rows_logits_that_are_not_finite_fail_their_request_alone(damaged: Path, ops: str) -> None:
+    """The largest logits are all that such a step computes."""
+    greedy = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True)
+    with LLM(str(damaged), ops=ops, **OPTIONS) as llm:
+        reported = run_all(llm, PROMPTS, [greedy.clone(logprobs=0)] * len(PROMPTS))
+        bad, *good = run_all(llm, [[1, NAN_TOKEN, 2], *PROMPTS], [greedy] * (1 + len(PROMPTS)))
+    assert bad.outputs[0].finish_reason == "error"
+    assert bad.outputs[0].token_ids == []
+    assert "the model's logits for token 3 are not finite (the largest is nan)" in bad.warnings[-1]
+    for output, expected in zip(good, reported, strict=True):
+        assert output.outputs[0].token_ids == expected.outputs[0].token_ids
 
 
 @pytest.mark.parametrize("ops", available_ops())

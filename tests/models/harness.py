@@ -68,6 +68,7 @@ class Harness:
         """Compute the next tokens of each row, in one forward. Gives float32 logits [tokens, V] per row."""
         hidden = self.model.forward(*self._inputs(work))
         logits = self.model.compute_logits(hidden)
+        assert all(map(torch.equal, self.model.largest_logits(hidden), logits[:, : self.arch.vocab_size].max(dim=-1)))
         for row, _ in work:
             self._free_unread(row)
         return list(logits.split([count for _, count in work]))

@@ -22,6 +22,7 @@ from quire.messages.request import EngineCoreRequest
 from quire.observability.ledger import Ledger
 from quire.ops.backends import implementation_of
 from quire.ops.contract import Ops
+from quire.ops.operands import Largest
 from quire.worker.graph_runner import GraphRunner
 from quire.worker.input_builder import StepInputs, StepShape
 
@@ -64,8 +65,9 @@ class Watched(GraphRunner):
     outputs: list[tuple[StepShape, Tensor, Tensor | None]]
     num_eager = 0
 
-    def run(self, shape: StepShape) -> tuple[Tensor, Tensor | None]:
-        hidden, logits = super().run(shape)
+    def run(self, shape: StepShape) -> tuple[Tensor, Tensor | Largest | None]:
+        hidden, logits = super().run(shape._replace(only_largest=False))
+        assert not isinstance(logits, Largest)
         self.outputs.append((shape, hidden.clone(), None if logits is None else logits.clone()))
         return hidden, logits
 

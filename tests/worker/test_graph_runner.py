@@ -13,6 +13,7 @@ from quire.messages.kv import kv_layout
 from quire.ops.backends import implementation_of, ops_of
 from quire.ops.contract import Ops
 from quire.ops.graphs import Graph, Graphs
+from quire.ops.operands import Largest
 from quire.worker.graph_runner import GraphRunner
 from quire.worker.input_batch import InputBatch
 from quire.worker.input_builder import InputBuilder, StepShape
@@ -34,6 +35,9 @@ class Small:
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         return self.ops.linear(hidden, self.weight)
+
+    def largest_logits(self, hidden: Tensor) -> Largest:
+        return Largest(*self.ops.linear_max(hidden, self.weight))
 
 
 class Capturing(Graphs):
@@ -65,7 +69,7 @@ def test_sizes_are_captured_one_by_one_the_largest_first_and_then_steps_run_from
     for size in (3, 5, 8):
         hidden, logits = runner.run(builder.padding(size))
         assert len(hidden) == size
-        assert logits is not None
+        assert isinstance(logits, Tensor)
         assert len(logits) == size
     assert graphs.num_recorded == 0, "nothing is captured while steps run"
     assert [runner.capture_next() for _ in range(4)] == [True, True, False, False]
@@ -73,7 +77,7 @@ def test_sizes_are_captured_one_by_one_the_largest_first_and_then_steps_run_from
     builder.padding(4)
     hidden, logits = runner.run(StepShape(3, 3, 3))
     assert len(hidden) == 3
-    assert logits is not None
+    assert isinstance(logits, Tensor)
     assert len(logits) == 3
     runner.run(builder.padding(8))
     assert graphs.num_recorded == 3
@@ -135,5 +139,24 @@ def test_only_what_is_done_by_ops_is_recorded(implementation: str, case: str) ->
         inputs = builder.inputs(shape)
         expected = model.forward(inputs.token_ids, inputs.context)
         assert torch.equal(hidden, expected)
-        assert logits is not None
+        assert isinstance(logits, Tensor)
         assert torch.equal(logits, model.compute_logits(expected))
+        hidden, largest = runner.run(shape._replace(only_largest=True))
+        assert torch.equal(hidden, expected)
+        assert isinstance(largest, Largest)
+        assert all(map(torch.equal, largest, model.compute_logits(expected).max(dim=-1)))
+
+
+def test_a_captured_size_gives_all_logits_to_steps_that_need_the_largest_alone() -> None:
+    graphs = Capturing()
+    builder, runner = capturing(graphs, (2, 4))
+    shape = builder.padding(3)._replace(only_largest=True)
+    _, largest = runner.run(shape)
+    assert isinstance(largest, Largest)
+    assert len(largest.token_ids) == 3
+    while runner.capture_next():
+        pass
+    _, logits = runner.run(shape)
+    assert isinstance(logits, Tensor)
+    assert logits.shape == (3, 32)
+    assert graphs.num_recorded == 2

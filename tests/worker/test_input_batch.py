@@ -13,7 +13,7 @@ from quire.messages.request import AbortRequest, EngineCoreRequest
 from quire.messages.step import SchedulerOutputs
 from quire.utils.math import cdiv
 from quire.worker.input_batch import InputBatch
-from quire.worker.input_builder import InputBuilder
+from quire.worker.input_builder import InputBuilder, StepShape
 from tests.fakes import specs_of
 from tests.ops.implementations import REFERENCE
 from tests.worker import plans
@@ -83,7 +83,7 @@ def test_rows_tables_and_arrays_are_those_of_a_naive_construction(
         assert [group.slot_mapping.tolist() for group in context.groups] == slots
         everywhere = [slot for found in slots for slot in found]
         assert len(set(everywhere)) == len(everywhere), "two tokens in one slot"
-        assert shape == (len(token_ids), len(sequences), sum(count > 0 for count in plan.num_draws))
+        assert shape == StepShape(len(token_ids), len(sequences), sum(count > 0 for count in plan.num_draws))
         lengths = [a + b for a, b in zip(plan.num_computed_tokens, plan.num_scheduled_tokens, strict=True)]
         assert inputs.sampled_rows.tolist() == [row for row, count in zip(last, plan.num_draws, strict=True) if count]
         for index, group in enumerate(context.groups):

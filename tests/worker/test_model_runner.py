@@ -14,6 +14,7 @@ from quire.attention.context import ForwardContext
 from quire.messages.kv import kv_layout
 from quire.messages.output import PositionLogprobs
 from quire.messages.step import ModelRunnerOutput, NewSequenceData, SchedulerOutputs
+from quire.ops.operands import Largest
 from quire.sampling.row import ON_DEVICE
 from quire.worker import model_runner
 from quire.worker.cache_engine import CacheEngine
@@ -33,6 +34,7 @@ class Successor:
 
     def __init__(self) -> None:
         self.num_logit_rows: list[int] = []
+        self.num_largest_rows: list[int] = []
         self.slots: list[list[int]] = []
 
     def forward(self, token_ids: Tensor, ctx: ForwardContext) -> Tensor:
@@ -45,6 +47,10 @@ class Successor:
         successors = (hidden[:, 0].long() + 1) % VOCAB_SIZE
         logits[torch.arange(len(hidden)), successors] = 5.0 + hidden[:, 1] / 10  # differs from position to position
         return logits
+
+    def largest_logits(self, hidden: Tensor) -> Largest:
+        self.num_largest_rows.append(len(hidden))
+        return Largest(*REFERENCE.row_max_tensors(self.compute_logits(hidden)))
 
 
 @pytest.fixture
@@ -166,6 +172,41 @@ def test_a_row_whose_logits_are_not_finite_fails_when_it_is_read(monkeypatch: py
     result = begin(runner, [(0, 0, 3, 1), (1, 0, 1, 1)], **asks)()
     assert result.token_ids == [[], [8]]
     assert "token 3 are not finite" in result.errors[0].message
+
+
+@pytest.mark.parametrize("leaves", [False, True], ids=["waits", "leaves tokens"])
+def test_greedy_rows_alone_have_the_largest_logit_found_and_others_need_all(leaves: bool) -> None:
+    others: list[dict[str, Any]] = [
+        {"temperature": 1.0, "top_k": 1, "seed": 1},
+        {"logprobs": 0},
+        {"repetition_penalty": 1.1},
+        {"logit_bias": {3: 1.0}},
+        {"min_tokens": 1, "stop_token_ids": [4]},
+    ]
+    for params in [{}, *others]:
+        runner = make_runner(leaves_tokens=leaves)
+        asks = introducing(new(0, [1, 2, 3]), new(1, [7], **params))
+        result = begin(runner, [(0, 0, 3, 1), (1, 0, 1, 1)], **asks)()
+        assert result.token_ids == [[4], [8]], params
+        assert runner.model.num_largest_rows == ([] if params else [2]), params  # type: ignore[attr-defined]
+
+
+def test_a_greedy_fork_has_the_token_of_the_largest_logit_in_each_branch(runner: ModelRunner) -> None:
+    result = step(runner, [(0, 0, 3, 3), (1, 0, 1, 1)], **introducing(new(0, [1, 2, 3], n=3), new(1, [7])))
+    assert result.forks == {0: [4, 4, 4]}
+    assert result.token_ids == [[], [8]]
+    assert runner.model.num_largest_rows == [2]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("leaves", [False, True], ids=["waits", "leaves tokens"])
+def test_a_greedy_row_whose_logits_are_not_finite_fails_alone(leaves: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = make_runner(leaves_tokens=leaves)
+    damage_first_row(runner, monkeypatch)
+    result = begin(runner, [(0, 0, 3, 1), (1, 0, 1, 1)], **introducing(new(0, [1, 2, 3]), new(1, [7])))()
+    assert runner.model.num_largest_rows == [2]  # type: ignore[attr-defined]
+    assert result.token_ids == [[], [8]]
+    assert "token 3 are not finite (the largest is nan)" in result.errors[0].message
+    assert result.errors.keys() == {0}
 
 
 def test_only_sequences_that_reach_their_last_token_are_sampled(runner: ModelRunner) -> None:

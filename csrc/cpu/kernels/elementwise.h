@@ -26,9 +26,8 @@ void scale_add(void* out, const void* x, const void* residual, int32_t dtype, fl
 }
 
 void soft_cap(float* x, float cap, int64_t n) {
-  const vf outer = set1(cap), inner = set1(1.0f / cap);
   each_vector(n, [&](int64_t i, int count) __attribute__((always_inline)) {
-    store_some(x + i, mul(outer, tanh(mul(load_some(x + i, count), inner))), count);
+    store_some(x + i, soft_capped(load_some(x + i, count), cap), count);
   });
 }
 

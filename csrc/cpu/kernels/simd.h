@@ -79,6 +79,8 @@ QR_INLINE vf where_less(vf a, vf b, vf value, vf fallback) {
 }
 QR_INLINE bool all_less(vf a, vf b) { return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ) == 0xffff; }
 QR_INLINE bool any_less(vf a, vf b) { return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ) != 0; }
+// A bit for each element that is not less, as NaN never is.
+QR_INLINE uint32_t bits_not_less(vf a, vf b) { return _mm512_cmp_ps_mask(a, b, _CMP_NLT_UQ); }
 QR_INLINE vf times_power_of_two(vf a, vf n) { return _mm512_scalef_ps(a, n); }
 QR_INLINE vf above_floor(vf a) { return _mm512_reduce_ps(a, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC); }
 // a * 2^floor(x), 0 where x < -126: no results without an exponent, which take 150 cycles.
@@ -200,6 +202,9 @@ QR_INLINE vf where_less(vf a, vf b, vf value, vf fallback) {
 }
 QR_INLINE bool all_less(vf a, vf b) { return _mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_LT_OQ)) == 0xff; }
 QR_INLINE bool any_less(vf a, vf b) { return _mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_LT_OQ)) != 0; }
+QR_INLINE uint32_t bits_not_less(vf a, vf b) {
+  return uint32_t(_mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_NLT_UQ)));
+}
 QR_INLINE vf floor(vf a) { return _mm256_floor_ps(a); }
 QR_INLINE vf above_floor(vf a) { return sub(a, floor(a)); }
 // n in [-126, 127]: the callers clamp.
@@ -351,6 +356,7 @@ QR_INLINE vf tanh(vf x) {
   vf e = exp(add(x, x));
   return sub(set1(1.0f), div(set1(2.0f), add(e, set1(1.0f))));
 }
+QR_INLINE vf soft_capped(vf x, float cap) { return mul(set1(cap), tanh(mul(x, set1(1.0f / cap)))); }
 
 }  // namespace
 }  // namespace qr

@@ -107,6 +107,13 @@ QR_INLINE bool all_less(vf a, vf b) {
 QR_INLINE bool any_less(vf a, vf b) {
   return vmaxvq_u32(vorrq_u32(vcltq_f32(a.low, b.low), vcltq_f32(a.high, b.high))) != 0;
 }
+// A bit for each element that is not less, as NaN never is.
+QR_INLINE uint32_t bits_not_less(vf a, vf b) {
+  alignas(16) static const uint32_t bits[8] = {1, 2, 4, 8, 16, 32, 64, 128};
+  const uint32x4_t low = vbicq_u32(vld1q_u32(bits), vcltq_f32(a.low, b.low));
+  const uint32x4_t high = vbicq_u32(vld1q_u32(bits + 4), vcltq_f32(a.high, b.high));
+  return vaddvq_u32(vorrq_u32(low, high));
+}
 QR_INLINE vf above_floor(vf a) { return sub(a, floor(a)); }
 // n in [-126, 127]: the callers clamp.
 QR_INLINE float32x4_t power_of_two(float32x4_t n) {

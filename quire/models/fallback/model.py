@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 from quire.attention.context import ForwardContext
 from quire.models.fallback.attention import PagedAttention
 from quire.ops.contract import Ops
+from quire.ops.operands import Largest
 from quire.ops.threads import torch_threads
 
 
@@ -20,13 +21,15 @@ class TransformersModel:
     a row follow the rows beside it, so the engine's promise does not hold.
     """
 
-    def __init__(self, causal: PreTrainedModel, ops: Ops, *, num_threads: int) -> None:
-        """Takes the model over. Mutates: causal."""
+    def __init__(self, causal: PreTrainedModel, ops: Ops, *, vocab_size: int, num_threads: int) -> None:
+        """Takes the model over. Its head may have more rows than the vocabulary. Mutates: causal."""
         self.body = causal.base_model
         self.head = causal
         setattr(causal, causal.base_model_prefix, _NoBody())
         self.attention = PagedAttention(ops)
         self.attention.attach(self.body)
+        self._ops = ops
+        self._vocab_size = vocab_size
         self._num_threads = num_threads
 
     def forward(self, token_ids: Tensor, ctx: ForwardContext) -> Tensor:
@@ -47,6 +50,10 @@ class TransformersModel:
         with torch_threads(self._num_threads):
             logits: Tensor = self.head(inputs_embeds=hidden.unsqueeze(0), use_cache=False).logits
         return logits[0].float().contiguous()
+
+    def largest_logits(self, hidden: Tensor) -> Largest:
+        """See `interfaces.Model`."""
+        return Largest(*self._ops.row_max_tensors(self.compute_logits(hidden)[:, : self._vocab_size].contiguous()))
 
 
 class _NoBody(nn.Module):

@@ -21,7 +21,7 @@ from quire.ops.cpu.elementwise import (
 )
 from quire.ops.cpu.experts import mixture_of_experts
 from quire.ops.cpu.gated_recurrence import gated_delta, lightning_attention, rg_lru
-from quire.ops.cpu.gemm import gated_linear, linear
+from quire.ops.cpu.gemm import gated_linear, linear, linear_max
 from quire.ops.cpu.latent import latent_qkv, latent_values
 from quire.ops.cpu.norm import layer_norm, layer_norm_heads, rms_norm, rms_norm_columns
 from quire.ops.cpu.packing import pack_linear
@@ -41,6 +41,7 @@ OPS: MappingProxyType[str, Callable[..., object]] = MappingProxyType(
         "pack_quantized": pack_quantized,
         "weights_together": weights_together,
         "linear": linear,
+        "linear_max": linear_max,
         "gated_linear": gated_linear,
         "mixture_of_experts": mixture_of_experts,
         "expert_queries": expert_queries,

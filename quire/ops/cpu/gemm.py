@@ -9,6 +9,7 @@ from quire.ops.cpu.library import check, load
 from quire.ops.cpu.quantized import quantized_gated_linear, quantized_linear
 from quire.ops.cpu.runtime.dtypes import ACTIVATIONS, DTYPES, WEIGHT_DTYPES
 from quire.ops.cpu.runtime.memory import empty
+from quire.ops.cpu.runtime.weights import written
 from quire.ops.operands import LinearWeight
 
 lib = load()
@@ -60,6 +61,31 @@ def linear_into(
             None if residual is None else residual.data_ptr(),
         )
     )
+
+
+def linear_max(
+    x: Tensor, weight: LinearWeight, bias: Tensor | None = None, *, soft_cap: float | None = None
+) -> tuple[Tensor, Tensor]:
+    """See `Ops.linear_max`."""
+    rows, in_features = x.shape
+    values, ids = empty((rows,), torch.float32), empty((rows,), torch.int64)
+    address, count = written(weight)
+    check(
+        lib.qr_linear_max(
+            values.data_ptr(),
+            ids.data_ptr(),
+            x.data_ptr(),
+            DTYPES[x.dtype],
+            address,
+            count,
+            rows,
+            weight.out_features,
+            in_features,
+            None if bias is None else bias.data_ptr(),
+            soft_cap or 0.0,
+        )
+    )
+    return values, ids
 
 
 def gated_linear(x: Tensor, weight: LinearWeight, bias: Tensor | None = None, *, activation: str) -> Tensor:

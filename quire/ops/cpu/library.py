@@ -18,7 +18,7 @@ from quire import envs
 from quire.errors import ConfigError, EngineError
 from quire.platforms.cores import usable_cores
 
-ABI_VERSION: Final = 11
+ABI_VERSION: Final = 12
 FILE_NAME: Final = "libquire_cpu.so"
 BUILT_FOR: Final = (("Linux", "x86_64"), ("Linux", "aarch64"))
 """System and processor, as `platform` and CMakeLists.txt name them."""
@@ -58,6 +58,7 @@ SIGNATURES: Final[dict[str, tuple[Any, ...]]] = {
     "qr_pack_quantized": (I32, PTR, I32, I64, I64, PTR, I64, I64, I64),
     "qr_quantize_linear": (I32, PTR, PTR, I32, I64, I64, I64, PTR, I32, I64, I64, I64),
     "qr_linear_quantized": (I32, PTR, I32, PTR, I32, PTR, I64, I64, I64, I64, PTR, I32, PTR),
+    "qr_linear_max": (I32, PTR, PTR, PTR, I32, PTR, I64, I64, I64, I64, PTR, F32),
     "qr_gated_linear_quantized": (I32, PTR, PTR, I32, PTR, I64, I64, I64, I64, PTR, I32),
     "qr_block_range": (I32, PTR, PTR, I32, PTR, I64, I64, I64),
     "qr_pack_blocks": (I32, PTR, PTR, PTR, F64, I32, I64, I64, PTR, I64, I64, I64),

@@ -13,7 +13,7 @@ from quire.ops.reference.cache import allocate_kv_cache, copy_blocks, touch_bloc
 from quire.ops.reference.elementwise import gated_activation, join_columns, scale_add, soft_cap
 from quire.ops.reference.experts import mixture_of_experts
 from quire.ops.reference.gated_recurrence import gated_delta, lightning_attention, rg_lru
-from quire.ops.reference.gemm import embedding, gated_linear, linear, pack_linear, weights_together
+from quire.ops.reference.gemm import embedding, gated_linear, linear, linear_max, pack_linear, weights_together
 from quire.ops.reference.latent import latent_qkv, latent_values
 from quire.ops.reference.norm import layer_norm, layer_norm_heads, rms_norm, rms_norm_columns
 from quire.ops.reference.quantized import pack_quantized
@@ -29,6 +29,7 @@ OPS: MappingProxyType[str, Callable[..., object]] = MappingProxyType(
         "pack_quantized": pack_quantized,
         "weights_together": weights_together,
         "linear": linear,
+        "linear_max": linear_max,
         "gated_linear": gated_linear,
         "mixture_of_experts": mixture_of_experts,
         "expert_queries": expert_queries,

@@ -20,6 +20,8 @@ from torch import Tensor
 from quire.ops.activation import ACTIVATIONS
 from quire.ops.dequantize import dequantize
 from quire.ops.operands import BlockTable, LinearWeight
+from quire.ops.reference.elementwise import soft_cap as cap_softly
+from quire.ops.reference.sampling import row_max_tensors
 from quire.ops.threads import one_thread
 from quire.utils.math import round_up
 
@@ -68,6 +70,16 @@ def linear(
     if residual is not None:
         out.add_(residual)
     return out.to(out_dtype or x.dtype).contiguous()
+
+
+def linear_max(
+    x: Tensor, weight: LinearWeight, bias: Tensor | None = None, *, soft_cap: float | None = None
+) -> tuple[Tensor, Tensor]:
+    """See `Ops.linear_max`."""
+    out = linear(x, weight, bias, out_dtype=torch.float32)
+    if soft_cap is not None:
+        cap_softly(out, soft_cap)
+    return row_max_tensors(out)
 
 
 @one_thread()

@@ -27,7 +27,7 @@ from quire.ops.triton.elementwise import (
     soft_cap,
 )
 from quire.ops.triton.experts import mixture_of_experts
-from quire.ops.triton.gemm import embedding, gated_linear, linear, pack_linear
+from quire.ops.triton.gemm import embedding, gated_linear, linear, linear_max, pack_linear
 from quire.ops.triton.graphs import CapturedGraphs
 from quire.ops.triton.latent import latent_qkv, latent_values
 from quire.ops.triton.norm import layer_norm, layer_norm_heads, rms_norm, rms_norm_columns
@@ -58,6 +58,7 @@ OPS: MappingProxyType[str, Callable[..., object]] = MappingProxyType(
         "quantize_linear": quantize_linear,
         "pack_quantized": pack_quantized,
         "linear": linear,
+        "linear_max": linear_max,
         "gated_linear": gated_linear,
         "mixture_of_experts": mixture_of_experts,
         "mamba": mamba,
@@ -110,7 +111,7 @@ def dense_ops(device: torch.device, *, library_rows: int | None = None) -> dict[
     library_rows: products of so many rows or more are computed by torch's library, which is faster and not row
     invariant; None for none of them.
     """
-    packing, products = (pack_linear, quantize_linear, pack_quantized), (linear, gated_linear)
+    packing, products = (pack_linear, quantize_linear, pack_quantized), (linear, linear_max, gated_linear)
     bound: dict[str, Callable[..., object]] = {op.__name__: partial(op, device=device) for op in packing}
     return bound | {op.__name__: partial(op, library_rows=library_rows) for op in products}
 

@@ -18,9 +18,11 @@ from quire.ops.dequantize import dequantize
 from quire.ops.operands import BlockTable, LinearWeight
 from quire.ops.triton.alignment import aligned
 from quire.ops.triton.elementwise import finish_product
+from quire.ops.triton.elementwise import soft_cap as cap_softly
 from quire.ops.triton.kernels.arithmetic import ACTIVATION_CODES
 from quire.ops.triton.kernels.products import dense_kernel
 from quire.ops.triton.quantized import dequantized, quantized_product
+from quire.ops.triton.sampling import row_max_tensors
 from quire.ops.triton.tiles import MANY_FEATURES, PROGRAMS, dense_tiles, stages
 
 
@@ -50,6 +52,21 @@ def linear(
     if x.shape[0]:
         _fill(out, x, weight, bias, residual, activation, library_rows)
     return out
+
+
+def linear_max(
+    x: Tensor,
+    weight: LinearWeight,
+    bias: Tensor | None = None,
+    *,
+    soft_cap: float | None = None,
+    library_rows: int | None = None,
+) -> tuple[Tensor, Tensor]:
+    """See `Ops.linear_max`."""
+    out = linear(x, weight, bias, out_dtype=torch.float32, library_rows=library_rows)
+    if soft_cap is not None:
+        cap_softly(out, soft_cap)
+    return row_max_tensors(out)
 
 
 def gated_linear(

@@ -14,6 +14,7 @@
 #include "../../kernels.h"
 #include "../../threads.h"
 #include "compact.h"
+#include "../sampling.h"
 #include "../simd.h"
 
 namespace qr {
@@ -129,10 +130,56 @@ void finish_to(const GemmArgs& g, int64_t row_begin, int64_t row_end, int64_t pa
     finish_rows<Out, false, Layout>(g, row_begin, row_end, panel, sums, up_sums);
 }
 
+constexpr int kVectors = int(kPanel) / W;  // vectors in a row of a panel
+
+// The largest of a row of a whole panel. A vector that has one element not below the largest has no NaN and no tie.
+QR_INLINE Largest largest_of_panel(const vf (&values)[kVectors]) {
+  vf top = values[0];
+  for (int v = 1; v < kVectors; ++v) top = max(top, values[v]);
+  const float best = largest(top);
+  uint32_t bits = 0;
+  for (int v = 0; v < kVectors; ++v) bits |= bits_not_less(values[v], set1(best)) << (v * W);
+  if ((bits & (bits - 1)) == 0) return {best, __builtin_ctz(bits)};
+  alignas(64) float all[kPanel];
+  for (int v = 0; v < kVectors; ++v) store(all + v * W, values[v]);
+  return find_largest(all, kPanel);
+}
+
+// kWhole: all columns of the panel exist.
+template <bool kWhole, class Layout>
+void find_maxima(const GemmArgs& g, int64_t row_begin, int64_t row_end, int64_t panel, const float* sums) {
+  const int64_t column = panel * kPanel, columns = kWhole ? kPanel : g.n - column;
+  const PanelMaxima& maxima = g.maxima;
+  for (int64_t row = row_begin; row < row_end; ++row, sums += Layout::kNext) {
+    const auto value_at = [&](int64_t i, int n) __attribute__((always_inline)) {
+      vf value = load(sums + (i < 16 ? i : i - 16 + Layout::kSecond));
+      if (g.bias != nullptr) value = add(value, load_some(g.bias + column + i, n));
+      return maxima.soft_cap == 0 ? value : soft_capped(value, maxima.soft_cap);
+    };
+    Largest found;
+    if constexpr (kWhole) {
+      vf values[kVectors];
+      for (int v = 0; v < kVectors; ++v) values[v] = value_at(v * W, W);
+      found = largest_of_panel(values);
+    } else {
+      alignas(64) float values[kPanel];
+      each_vector(columns, [&](int64_t i, int n)
+                               __attribute__((always_inline)) { store_some(values + i, value_at(i, n), n); });
+      found = find_largest(values, columns);
+    }
+    maxima.values[row * maxima.stride + panel] = found.value;
+    maxima.columns[row * maxima.stride + panel] = uint8_t(found.index);
+  }
+}
+
 template <class Layout = RowSums>
 void finish(const GemmArgs& g, int64_t row_begin, int64_t row_end, int64_t panel, const float* sums,
             const float* up_sums) {
-  if (g.out_dtype == QR_FLOAT32)
+  if (g.maxima.values != nullptr && (panel + 1) * kPanel <= g.n)
+    find_maxima<true, Layout>(g, row_begin, row_end, panel, sums);
+  else if (g.maxima.values != nullptr)
+    find_maxima<false, Layout>(g, row_begin, row_end, panel, sums);
+  else if (g.out_dtype == QR_FLOAT32)
     finish_to<float, Layout>(g, row_begin, row_end, panel, sums, up_sums);
   else if (element_of(g.out_dtype) == QR_BFLOAT16)
     finish_to<Bf16, Layout>(g, row_begin, row_end, panel, sums, up_sums);
@@ -234,7 +281,6 @@ void float_rows(void* prepared, const void* x, int32_t x_dtype, int64_t /*rows*/
     widen(out, static_cast<const Fp16*>(x) + begin * k, (end - begin) * k);
 }
 
-constexpr int kVectors = int(kPanel) / W;          // vectors in a row of a panel
 constexpr int kRowBlock = W == 16 ? 12 : 3;        // rows whose accumulators fit the register file
 constexpr int64_t kPrefetchBytes = 1024;           // ahead of the stream; 1-2 KiB measure best
 
