@@ -5,8 +5,8 @@
         [--kv-cache-dtype bfloat16 int8 fp8] [--megabytes 800]
 
 Every round measures each case once, in turn, so that a busy machine disturbs all alike; the table holds medians. A
-linear layer cycles through `--megabytes` of weights, more than the caches hold, and writes to memory that it has written
-before, as a recorded step does: new memory would cost more than the product. The flops of quantised ones are
+linear layer cycles through `--megabytes` of weights, more than the caches hold, and writes to memory that it has
+written before, as a recorded step does: new memory would cost more than the product. The flops of quantised ones are
 integer operations. Attention and RoPE cycle through as much cache, up to 28 layers of it. Recurrent layers cycle
 through as many states, up to 28 layers of them, whose reading and writing are their bytes; they are measured beside
 the same layer in torch, whose rounds are few: it takes seconds for a prompt.
