@@ -37,7 +37,7 @@ from quire.utils.math import percentile
 DRAINED_S = 60.0
 """In which all requests of a slice have ended."""
 NUM_SIMULATED = 4
-"""Times that the trace is simulated, with other steps held up in each: a p99 of 800 requests is that of eight of them."""
+"""Times that the trace is simulated, with other steps held up in each: the p99 of 800 requests is that of eight."""
 
 
 def replaying(seconds: list[float]) -> type[Replica]:
