@@ -37,6 +37,8 @@ class ForwardContext:
     kv_caches: Sequence[Tensor]
     """One per layer, as `Ops.allocate_kv_cache` or `allocate_states` made it; layers of several groups share
     one."""
+    wanted: Tensor | None = None
+    """[R] int64: rows whose hidden states are wanted. A model may give these alone; without it, all are wanted."""
 
     def state_of(self, layer: int) -> StateMetadata:
         """Where a recurrent layer finds its states."""

@@ -26,6 +26,9 @@ class DecoderLayer:
     Llama's is eight op calls.
     """
 
+    is_last = False
+    """Whether its hidden states are the model's: what is behind the mixers is done for the rows that are wanted."""
+
     def __init__(self, arch: ModelArch, ctx: LayerContext, index: int) -> None:
         self.ops = ctx.ops
         names, layer = arch.family.names, arch.layers[index]
@@ -40,9 +43,11 @@ class DecoderLayer:
         self.scale = arch.scales.residual
 
     def __call__(self, hidden: Tensor, ctx: ForwardContext) -> Tensor:
-        """Shapes: hidden [T, E] -> [T, E]."""
+        """Shapes: hidden [T, E] -> [T, E], or [R, E] of the last layer."""
         if self.mixers:
             hidden = self._mix(hidden, ctx)
+        if self.is_last and ctx.wanted is not None:
+            hidden = self.ops.embedding(ctx.wanted, hidden)
         return hidden if self.mlp is None else self._feed(hidden, self.mlp)
 
     def _mix(self, hidden: Tensor, ctx: ForwardContext) -> Tensor:
@@ -168,6 +173,7 @@ class DecoderForCausalLM:
         if arch.scales.joins is not None:
             layer_class = JoinedLayer
         self.layers = [layer_class(arch, ctx.child(index), index) for index in range(arch.num_layers)]
+        self.layers[-1].is_last = layer_class is DecoderLayer
 
     def forward(self, token_ids: Tensor, ctx: ForwardContext) -> Tensor:
         """See `interfaces.Model`."""

@@ -16,7 +16,10 @@ class Model(Protocol):
     """A model that generates."""
 
     def forward(self, token_ids: Tensor, ctx: ForwardContext) -> Tensor:
-        """Hidden states after the final norm. Shapes: token_ids [T] int64 -> [T, E]. Mutates: ctx.kv_caches."""
+        """Hidden states after the final norm, at least those of `ctx.wanted`.
+
+        Shapes: token_ids [T] int64 -> [T, E], or [R, E] where only these are given. Mutates: ctx.kv_caches.
+        """
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """Shapes: hidden [S, E], any rows of what `forward` gave -> [S, V] float32."""

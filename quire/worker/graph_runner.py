@@ -46,7 +46,8 @@ class GraphRunner:
             log.info("%s runs op by op, not from graphs: %s", type(model).__name__, reason)
 
     def run(self, shape: StepShape) -> tuple[Tensor, Tensor | Largest | None]:
-        """The step in the builder's buffers: hidden states and, if rows are sampled, their logits.
+        """The step in the builder's buffers: hidden states (where the shape asks for no more, perhaps those of the
+        sampled rows alone) and, if rows are sampled, their logits.
 
         Or the largest of these alone, where the shape asks for no more and no captured graph gives them all.
         All are valid until the next run. Shapes: -> [T, E], [R, V] float32.
@@ -91,7 +92,7 @@ class GraphRunner:
         hidden = self.model.forward(inputs.token_ids, inputs.context)
         if shape.num_sampled == 0:
             return (hidden,)
-        rows = hidden if shape.num_sampled == shape.num_tokens else self._ops.embedding(inputs.sampled_rows, hidden)
+        rows = hidden if len(hidden) == shape.num_sampled else self._ops.embedding(inputs.sampled_rows, hidden)
         if shape.only_largest:
             return hidden, *self.model.largest_logits(rows)
         return hidden, self.model.compute_logits(rows)

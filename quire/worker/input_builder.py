@@ -31,6 +31,8 @@ class StepShape(NamedTuple):
     num_sampled: int
     only_largest: bool = False
     """Of the logits of the sampled rows, the largest of each is wanted and no other."""
+    only_sampled: bool = False
+    """Of the hidden states, those of the sampled rows are wanted and no other."""
 
     def padded(self, sizes: Sequence[int]) -> StepShape:
         """The shape with so many sequences that graphs were captured for: the next of `sizes`, which ascend.
@@ -208,6 +210,7 @@ class InputBuilder:
                 groups=[self._group(index, shape) for index in range(len(arrays.slots))],
                 group_of_layer=self._group_of_layer,
                 kv_caches=self._kv_caches,
+                wanted=arrays.sampled[: shape.num_sampled] if shape.only_sampled else None,
             ),
             sampled_rows=arrays.sampled[: shape.num_sampled],
         )

@@ -123,7 +123,8 @@ class ModelRunner:
         """Hidden states, and of the logits of the rows that draw what these need. See `GraphRunner.run`."""
         shape, seq_ids = self.inputs.build(plan, keeps_tokens=keeps_tokens), _drawing(plan)
         only_largest = bool(seq_ids) and self._batch_of(seq_ids).only_largest
-        return self.graphs.run(shape._replace(only_largest=only_largest))
+        only_sampled = 0 < shape.num_sampled < shape.num_tokens and not self.batch.to_score
+        return self.graphs.run(shape._replace(only_largest=only_largest, only_sampled=only_sampled))
 
     def _is_awaited(self, plan: SchedulerOutputs) -> bool:
         """Whether the host needs the result before the next step: for pages, scores, forks, or what tokens change."""

@@ -66,14 +66,14 @@ class Harness:
 
     def step(self, work: list[tuple[Row, int]]) -> list[Tensor]:
         """Compute the next tokens of each row, in one forward. Gives float32 logits [tokens, V] per row."""
-        hidden = self.model.forward(*self._inputs(work))
+        hidden = self.model.forward(*self.inputs(work))
         logits = self.model.compute_logits(hidden)
         assert all(map(torch.equal, self.model.largest_logits(hidden), logits[:, : self.arch.vocab_size].max(dim=-1)))
         for row, _ in work:
             self._free_unread(row)
         return list(logits.split([count for _, count in work]))
 
-    def _inputs(self, work: list[tuple[Row, int]]) -> tuple[Tensor, ForwardContext]:
+    def inputs(self, work: list[tuple[Row, int]]) -> tuple[Tensor, ForwardContext]:
         tokens, positions, starts = [], [], [0]
         for row, count in work:
             end = row.num_computed + count

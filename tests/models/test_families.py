@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -144,3 +145,20 @@ def test_parameters_are_counted_exactly(checkpoint: Checkpoint, family: str) -> 
                 names = [name for name in file.keys() if not DECAYS.search(name)]  # noqa: SIM118
                 stored = sum(file.get_tensor(name).numel() for name in names)
             assert num_parameters(arch_of(directory)) == stored
+
+
+@pytest.mark.parametrize("wanted", [[8], [0, 8, 14], [3, 14]], ids=str)
+@pytest.mark.parametrize(
+    "case", ["llama", "qwen3-moe", "gemma2", "gpt2", "falcon", "mamba2", "zamba2", "gemma3n", "gemma4"]
+)
+def test_rows_that_are_wanted_have_the_bits_that_they_have_among_all(
+    ops: Ops, checkpoint: Checkpoint, case: str, wanted: list[int]
+) -> None:
+    family, overrides = CASES[case]
+    harness = Harness(ops, checkpoint(family, **overrides))
+    prompts, rows = [prompt(9, seed=1), prompt(6, seed=2)], torch.tensor(wanted)
+    whole, some = (harness.inputs([(harness.add(tokens), len(tokens)) for tokens in prompts]) for _ in range(2))
+    expected = harness.model.forward(*whole)
+    actual = harness.model.forward(some[0], replace(some[1], wanted=rows))
+    assert torch.equal(actual if len(actual) == len(wanted) else actual[rows], expected[rows])
+    assert (len(actual) == len(wanted)) == (case not in {"falcon", "zamba2", "gemma3n", "gemma4"})

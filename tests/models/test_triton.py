@@ -92,7 +92,7 @@ def test_no_forward_waits_for_the_device(checkpoint: Checkpoint, family: str) ->
     harness = Harness(ops_of("triton", device=DEVICE), checkpoint(family, **{**PARITY[family], "num_hidden_layers": 1}))
     row, other = harness.add([5, 6, 7, 8]), harness.add([9])
     harness.step([(row, 3)])  # the first step compiles, and finds out where weights are
-    inputs = harness._inputs([(row, 1), (other, 1)])
+    inputs = harness.inputs([(row, 1), (other, 1)])
     with forbidden_waits():
         harness.model.compute_logits(harness.model.forward(*inputs))
 
