@@ -172,11 +172,12 @@ def load_tokenizer_once(model: str | None) -> int:
     """Load the tokenizer that the engine will have; the bytes that it takes."""
     from quire.engine.core_startup import EMBEDDED_MODEL
     from quire.engine.front import startup
+    from quire.tokenizer.tokenizer import load_tokenizer
     from quire.utils.process import memory_status
 
     before = memory_status()["VmRSS"]
-    tokenizer = startup.load_tokenizer(EMBEDDED_MODEL if model is None else Path(model))
-    startup.load_tokenizer = lambda _: tokenizer
+    tokenizer = load_tokenizer(EMBEDDED_MODEL if model is None else Path(model))
+    startup.load_tokenizer = lambda directory: tokenizer  # type: ignore[attr-defined]
     return memory_status()["VmRSS"] - before
 
 
@@ -287,7 +288,8 @@ def waiting_requests(config: Any, running: list[Any]) -> list[Any]:
     from quire.sampling_params import SamplingParams
 
     left = config.scheduler_config.max_request_bytes - sum(map(bytes_of, running))
-    length, requests = config.model_config.max_model_len - 1, []
+    length = config.model_config.max_model_len - 1
+    requests: list[Any] = []
     while True:
         request = EngineCoreRequest(
             request_id=f"waits {len(requests)}",
