@@ -95,6 +95,7 @@ def resolve(
         "block_size", args.block_size, capabilities.block_size, f"preferred on {capabilities.name}"
     )
     generation = _read_generation_config(args, path)
+    eos_token_ids = _eos_token_ids(arch, {**generation, **args.override_generation_config})
     max_model_len = _resolve_max_model_len(args, arch, choices)
     device = _resolve_device(args, capabilities, choices)
     quant = resolve_quantization(args, arch, device.ops)
@@ -112,6 +113,7 @@ def resolve(
         max_logprobs=_max_logprobs(args, arch),
         block_size=block_size,
         kv_cache_dtype=kv_cache_dtype,
+        has_grammars=not args.skip_tokenizer_init and bool(eos_token_ids),
         graph_sizes=sizes,
     )
     use = _resolve_states(args, arch, use, choices)
@@ -131,7 +133,7 @@ def resolve(
             tokenizer_digest=tokenizer_digest,
             chat_template=args.chat_template,
             generation_defaults=_generation_defaults(args, generation, choices),
-            eos_token_ids=_eos_token_ids(arch, {**generation, **args.override_generation_config}),
+            eos_token_ids=eos_token_ids,
         ),
         cache_config=cache,
         scheduler_config=scheduler,

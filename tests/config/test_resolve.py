@@ -14,7 +14,7 @@ import pytest
 from quire.config.arch import ModelArch
 from quire.config.engine import Capabilities, QuireConfig
 from quire.config.flags.args import EngineArgs
-from quire.config.memory.plan import PROCESS_BYTES, MemoryUse, host_bytes_per_block, plan_memory
+from quire.config.memory.plan import PROCESS_BYTES, MemoryUse, grammar_bytes, host_bytes_per_block, plan_memory
 from quire.config.memory.weight_shapes import weight_bytes
 from quire.config.resolve import resolve
 from quire.errors import ConfigError
@@ -185,6 +185,23 @@ def test_the_plan_fills_the_allowed_share_of_memory_and_not_more(tmp_path: Path,
     assert plan["kv_cache"] == config.cache_config.num_blocks * block_bytes(32, 2)
     assert allowed - block_bytes(32, 2) - host_bytes_per_block(32) < sum(plan.values()) <= allowed
     assert "of memory" in config.choices["num_blocks"].reason
+
+
+@pytest.mark.parametrize(
+    ("arch", "options", "has_grammars"),
+    [
+        (ARCH, {}, True),
+        (ARCH, {"skip_tokenizer_init": True}, False),
+        (replace(ARCH, eos_token_ids=()), {}, False),
+        (replace(ARCH, eos_token_ids=()), {"override_generation_config": {"eos_token_id": 7}}, True),
+    ],
+    ids=["tokenizer", "no tokenizer", "no end", "end given"],
+)
+def test_grammars_are_planned_where_a_request_can_have_one(
+    tmp_path: Path, arch: ModelArch, options: dict[str, Any], has_grammars: bool
+) -> None:
+    config = resolve(EngineArgs(**options), arch, MACHINE, path=tmp_path, tokenizer_path=tmp_path)
+    assert config.memory_plan["grammars"] == (grammar_bytes(arch.vocab_size) if has_grammars else 0)
 
 
 def test_what_others_use_now_is_not_planned_with(tmp_path: Path) -> None:

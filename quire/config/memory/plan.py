@@ -60,7 +60,8 @@ class MemoryPlan:
     requests: int
     """Lists of requests, of those that run at their bounds, and what is kept of every block and its tokens."""
     grammars: int
-    """Of structured outputs: the vocabulary as grammars need it, the process that checks them, compiled ones."""
+    """Of structured outputs: the vocabulary as grammars need it, the process that checks them, compiled ones. 0 where
+    no request can have a grammar."""
     loading: int
     """What reading the weights takes beyond everything above; 0 where that is more than the reading."""
     process: int
@@ -107,6 +108,8 @@ class MemoryUse:
     max_logprobs: int
     block_size: int
     kv_cache_dtype: str
+    has_grammars: bool = True
+    """Whether requests may have grammars. They need a tokenizer and a token that ends an output."""
     graph_sizes: tuple[int, ...] = ()
     """Sequences of the steps that are captured."""
     num_ram_slots: int = 0
@@ -137,7 +140,7 @@ def plan_memory(arch: ModelArch, use: MemoryUse, num_blocks: int) -> MemoryPlan:
         logprobs=logprobs,
         graphs=graphs_bytes(arch, use),
         requests=requests,
-        grammars=grammar_bytes(arch.vocab_size),
+        grammars=grammar_bytes(arch.vocab_size) if use.has_grammars else 0,
         loading=max(0, loading - kv_cache - kv_ram - workspace - logits - logprobs - requests),
         process=PROCESS_BYTES + (0 if arch.stored is None else TRANSFORMERS_BYTES),
     )
