@@ -103,7 +103,7 @@ def recorded_bytes(harness: Harness, num_tokens: int) -> int:
 
     graphs, arena = Graphs(), Measured()
     graphs._arena = arena
-    inputs = harness._inputs([(harness.add([1] * num_tokens), num_tokens)])
+    inputs = harness.inputs([(harness.add([1] * num_tokens), num_tokens)])
 
     def run() -> tuple[Tensor, ...]:
         return (harness.model.forward(*inputs),)
