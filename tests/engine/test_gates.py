@@ -215,7 +215,7 @@ def test_alone_is_as_in_a_crowd(tiny_llm: LLM) -> None:
 def test_preemption_changes_nothing(tiny_llm: LLM) -> None:
     prompts, asked = mixed(tiny_llm)
     expected = [bits(output) for output in tiny_llm.generate(prompts, asked, use_tqdm=False)]
-    with LLM(block_size=16, num_gpu_blocks_override=24, max_model_len=256, enable_prefix_caching=False) as small:
+    with LLM(num_gpu_blocks_override=12, max_model_len=256, enable_prefix_caching=False) as small:
         given = small.generate(prompts, asked, use_tqdm=False)
         assert small.engine.parts.core.scheduler.num_preemptions > 5
     assert [bits(output) for output in given] == expected

@@ -125,7 +125,7 @@ def test_neighbours_are_as_without_those_who_follow_a_form(tiny_llm: LLM) -> Non
 def test_preemption_changes_nothing(tiny_llm: LLM) -> None:
     prompts, asked = mixed()
     expected = [bits(output) for output in tiny_llm.generate(prompts, asked, use_tqdm=False)]
-    with LLM(block_size=16, num_gpu_blocks_override=40, max_model_len=256, enable_prefix_caching=False) as small:
+    with LLM(num_gpu_blocks_override=20, max_model_len=256, enable_prefix_caching=False) as small:
         given = small.generate(prompts, asked, use_tqdm=False)
         assert small.engine.parts.core.scheduler.num_preemptions > 5
     assert [bits(output) for output in given] == expected
