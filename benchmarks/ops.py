@@ -21,6 +21,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import cast
 
 import torch
@@ -113,9 +114,7 @@ def linear_cases(ops: dict[str, Op], args: argparse.Namespace) -> list[Case]:
         packed = [first, *(copy_of(first) for _ in range(copies - 1))]
         for rows in args.rows:
             x, out = torch.randn(rows, args.inner).to(dtype), torch.empty(rows, args.out, dtype=dtype)
-            baseline = None
-            if dense:
-                baseline = lambda call, x=x, out=out, dense=dense: torch.mm(x, dense[call % len(dense)].t(), out=out)  # noqa: E731
+            baseline = partial(by_torch, out, x, dense) if dense else None
             cases.append(
                 Case(
                     name=f"linear {weights} M={rows}",
@@ -325,6 +324,11 @@ def small_cases(ops: dict[str, Op], args: argparse.Namespace) -> list[Case]:
             )
         )
     return cases
+
+
+def by_torch(out: torch.Tensor, x: torch.Tensor, weights: list[torch.Tensor], call: int) -> None:
+    """A product with one of the weights in turn."""
+    torch.mm(x, weights[call % len(weights)].t(), out=out)
 
 
 def head_cases(ops: dict[str, Op], args: argparse.Namespace) -> list[Case]:

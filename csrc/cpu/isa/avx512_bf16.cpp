@@ -13,7 +13,7 @@ void fill_avx512_bf16(Kernels& kernels) {
   kernels.gemm_bf16 = bf16_gemm();
   kernels.gemm_bf16_compact = compact_gemm();
   kernels.gemm_float8 = float8_bf16_gemm();
-  fill_quantized(kernels);
+  fill_quantized<QuantizedMicro>(kernels);
   kernels.rms_norm = rms_norm;
   kernels.layer_norm = layer_norm;
   kernels.rope_and_cache = rope_and_cache;

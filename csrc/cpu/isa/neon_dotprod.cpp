@@ -5,7 +5,7 @@ namespace qr {
 
 void fill_neon_dotprod(Kernels& kernels) {
   kernels.name = "neon_dotprod";
-  fill_quantized(kernels);
+  fill_quantized<QuantizedMicro>(kernels);
 }
 
 }  // namespace qr

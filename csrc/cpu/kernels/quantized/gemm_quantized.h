@@ -384,30 +384,31 @@ struct QuantizedMicro {
   }
 };
 
-template <class Format>
+template <template <class> class Micro, class Format>
 Gemm quantized_gemm() {
-  return Gemm{QuantizedRows<Format::kGroup>::bytes, quantize_rows<Format>, run_gemm<QuantizedMicro<Format>>};
+  return Gemm{QuantizedRows<Format::kGroup>::bytes, quantize_rows<Format>, run_gemm<Micro<Format>>};
 }
 
-template <template <int> class Format>
+template <template <class> class Micro, template <int> class Format>
 void fill_small_groups(Gemm* gemms) {
-  gemms[0] = quantized_gemm<Format<16>>();
-  gemms[1] = quantized_gemm<Format<32>>();
+  gemms[0] = quantized_gemm<Micro, Format<16>>();
+  gemms[1] = quantized_gemm<Micro, Format<32>>();
 }
-template <template <int> class Format>
+template <template <class> class Micro, template <int> class Format>
 void fill_groups(Gemm* gemms) {
-  fill_small_groups<Format>(gemms);
-  gemms[2] = quantized_gemm<Format<64>>();
-  gemms[3] = quantized_gemm<Format<128>>();
+  fill_small_groups<Micro, Format>(gemms);
+  gemms[2] = quantized_gemm<Micro, Format<64>>();
+  gemms[3] = quantized_gemm<Micro, Format<128>>();
 }
 
+template <template <class> class Micro>
 void fill_quantized(Kernels& kernels) {
-  kernels.gemm_int8 = quantized_gemm<Int8>();
-  fill_groups<Int8Groups>(kernels.gemm_int8_groups);
-  fill_groups<Int4>(kernels.gemm_int4);
-  fill_small_groups<Int5>(kernels.gemm_int5);
-  fill_small_groups<Int6>(kernels.gemm_int6);
-  fill_groups<Levels>(kernels.gemm_levels);
+  kernels.gemm_int8 = quantized_gemm<Micro, Int8>();
+  fill_groups<Micro, Int8Groups>(kernels.gemm_int8_groups);
+  fill_groups<Micro, Int4>(kernels.gemm_int4);
+  fill_small_groups<Micro, Int5>(kernels.gemm_int5);
+  fill_small_groups<Micro, Int6>(kernels.gemm_int6);
+  fill_groups<Micro, Levels>(kernels.gemm_levels);
 }
 
 }  // namespace

@@ -164,31 +164,5 @@ struct AmxQuantizedMicro : QuantizedMicro<Format> {
   }
 };
 
-template <class Format>
-Gemm amx_quantized_gemm() {
-  return Gemm{QuantizedRows<Format::kGroup>::bytes, quantize_rows<Format>, run_gemm<AmxQuantizedMicro<Format>>};
-}
-
-template <template <int> class Format>
-void fill_amx_small_groups(Gemm* gemms) {
-  gemms[0] = amx_quantized_gemm<Format<16>>();
-  gemms[1] = amx_quantized_gemm<Format<32>>();
-}
-template <template <int> class Format>
-void fill_amx_groups(Gemm* gemms) {
-  fill_amx_small_groups<Format>(gemms);
-  gemms[2] = amx_quantized_gemm<Format<64>>();
-  gemms[3] = amx_quantized_gemm<Format<128>>();
-}
-
-void fill_amx_quantized(Kernels& kernels) {
-  kernels.gemm_int8 = amx_quantized_gemm<Int8>();
-  fill_amx_groups<Int8Groups>(kernels.gemm_int8_groups);
-  fill_amx_groups<Int4>(kernels.gemm_int4);
-  fill_amx_small_groups<Int5>(kernels.gemm_int5);
-  fill_amx_small_groups<Int6>(kernels.gemm_int6);
-  fill_amx_groups<Levels>(kernels.gemm_levels);
-}
-
 }  // namespace
 }  // namespace qr
