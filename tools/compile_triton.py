@@ -27,6 +27,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 import quire.ops.triton
+from quire.ops.triton.kernels.dependent import FLAG
 from quire.ops.triton.variant import Variant
 
 TARGETS = {
@@ -38,6 +39,8 @@ SHARED_MEMORY = {"sm_90": 227 << 10, "sm_80": 163 << 10, "gfx942": 64 << 10}
 """Bytes that one program may have at most."""
 WITH_COPIES = ("sm_90", "sm_80")
 """Targets that copy to shared memory beside computing; others are launched with two stages at most (`tiles.stages`)."""
+WITH_DEPENDENT_LAUNCH = ("sm_90",)
+"""Targets on which kernels are launched as `kernels/dependent.py` says."""
 ALIGNMENT = 16
 
 
@@ -72,18 +75,22 @@ def compiled(variant: Variant, target: str) -> Any:
         "num_stages": variant.num_stages if target in WITH_COPIES else min(2, variant.num_stages),
         "enable_fp_fusion": variant.enable_fp_fusion,
     }
-    return triton.compile(source_of(variant), target=TARGETS[target], options=options)
+    is_dependent = target in WITH_DEPENDENT_LAUNCH and FLAG in variant.kernel.arg_names
+    if is_dependent:
+        options["launch_pdl"] = True
+    return triton.compile(source_of(variant, is_dependent=is_dependent), target=TARGETS[target], options=options)
 
 
-def source_of(variant: Variant) -> ASTSource:
-    """What Triton's compiler is given where the variant is launched."""
+def source_of(variant: Variant, *, is_dependent: bool = False) -> ASTSource:
+    """What Triton's compiler is given where the variant is launched, after another kernel if it is dependent."""
     names: Sequence[str] = variant.kernel.arg_names
+    constants = {**variant.constants, **({FLAG: is_dependent} if FLAG in names else {})}
     pointers = {name for name, type_ in variant.signature.items() if type_.startswith("*")}
     aligned = pointers if variant.aligned is None else variant.aligned
     return ASTSource(
         fn=variant.kernel,
         signature={name: variant.signature.get(name, "constexpr") for name in names},
-        constexprs={(names.index(name),): value for name, value in variant.constants.items()},
+        constexprs={(names.index(name),): value for name, value in constants.items()},
         attrs={(names.index(name),): [["tt.divisibility", ALIGNMENT]] for name in aligned},
     )
 

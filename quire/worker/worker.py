@@ -24,6 +24,7 @@ from quire.worker.model_runner import ModelRunner
 class Worker:
     """Loads the model, allocates the cache, runs steps."""
 
+    @torch.inference_mode(False)  # a caller's would make memory of it that nobody can write outside
     def __init__(self, config: QuireConfig, ledger: Ledger, progress: Callable[[int, int], None] | None = None) -> None:
         """`progress` hears (bytes read, bytes in all) while the weights load.
 

@@ -118,9 +118,9 @@ class Harness:
         """A table of states ends with the page that is written, and the one before it is read."""
         pages = [[-1, *row.tables[index]][-2:] for row, _ in work]
         state = StateMetadata(
-            query_start=torch.tensor(starts, dtype=torch.int32),
-            reads=torch.tensor([read for read, _ in pages], dtype=torch.int32),
-            writes=torch.tensor([write for _, write in pages], dtype=torch.int32),
+            query_start=self.on_device(torch.tensor(starts, dtype=torch.int32)),
+            reads=self.on_device(torch.tensor([read for read, _ in pages], dtype=torch.int32)),
+            writes=self.on_device(torch.tensor([write for _, write in pages], dtype=torch.int32)),
         )
         nothing = torch.zeros(0, dtype=torch.int32)
         attention = AttentionMetadata(

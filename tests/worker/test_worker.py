@@ -10,6 +10,7 @@ import torch
 from quire import LLM, SamplingParams
 from tests.conftest import Checkpoint
 from tests.engine.test_parity import available_ops
+from tests.worker.links import CopyLink
 
 
 def test_engines_with_different_ops_may_take_turns_in_one_process(checkpoint: Checkpoint) -> None:
@@ -42,3 +43,13 @@ def test_an_engine_serves_inside_and_outside_of_inference_mode(
                 outputs.append(llm.generate([prompt, prompt[:5]], params, use_tqdm=False))
     first, *others = [[output.outputs for output in run] for run in outputs]
     assert others == [first, first]
+
+
+def test_an_engine_made_in_inference_mode_computes_outside_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quire.worker.model_runner.link_to", lambda device: CopyLink())
+    params = SamplingParams(max_tokens=2, temperature=0.0)
+    with torch.inference_mode():
+        made_inside = LLM(ops="reference", max_model_len=32)
+    with made_inside, LLM(ops="reference", max_model_len=32) as made_outside:
+        found = [llm.generate(["def f("], params, use_tqdm=False)[0].outputs for llm in (made_inside, made_outside)]
+    assert found[0][0].token_ids == found[1][0].token_ids

@@ -13,7 +13,8 @@ from torch import Tensor
 from quire.config.layers.experts import ClampedGate
 from quire.ops.triton.alignment import in_models
 from quire.ops.triton.kernels.arithmetic import ACTIVATION_CODES, activated, narrowed, sigmoid, softplus, tanh
-from quire.ops.triton.variant import Variant
+from quire.ops.triton.kernels.dependent import await_inputs, dependent
+from quire.ops.triton.variant import Variant, parameters
 
 BLOCK = 1024
 """Columns of one row that a program computes."""
@@ -26,15 +27,17 @@ def places_of(stride, num_columns, BLOCK: tl.constexpr):
     return tl.program_id(0).to(tl.int64) * stride + columns, columns < num_columns
 
 
-@triton.jit
+@dependent
 def finish_kernel(
     x, bias, residual, out, num_columns, x_stride, residual_stride, out_stride,
     ACTIVATION: tl.constexpr, GATED: tl.constexpr, BLOCK: tl.constexpr,
+    PDL: tl.constexpr = False,
 ):  # fmt: skip
     """What `products.finish` does to a product, where another kernel computed that.
 
     Shapes: x [T, N] or, GATED, [T, 2N], bias as many numbers as x has columns, residual and out [T, N].
     """
+    await_inputs(PDL)
     places, is_inside = places_of(x_stride, num_columns, BLOCK)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     value = tl.load(x + places, mask=is_inside, other=0.0).to(tl.float32)
@@ -53,9 +56,21 @@ def finish_kernel(
     tl.store(out + places, narrowed(value, out.dtype.element_ty), mask=is_inside)
 
 
-@triton.jit
-def scale_add_kernel(x, residual, out, scale, num_columns, x_stride, residual_stride, out_stride, BLOCK: tl.constexpr):
+@dependent
+def scale_add_kernel(
+    x,
+    residual,
+    out,
+    scale,
+    num_columns,
+    x_stride,
+    residual_stride,
+    out_stride,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr = False,
+):
     """`Ops.scale_add`."""
+    await_inputs(PDL)
     places, is_inside = places_of(x_stride, num_columns, BLOCK)
     value = tl.load(x + places, mask=is_inside, other=0.0).to(tl.float32) * scale
     if residual is not None:
@@ -65,9 +80,10 @@ def scale_add_kernel(x, residual, out, scale, num_columns, x_stride, residual_st
     tl.store(out + places, narrowed(value, out.dtype.element_ty), mask=is_inside)
 
 
-@triton.jit
-def quick_gelu_kernel(x, num_columns, stride, BLOCK: tl.constexpr):
+@dependent
+def quick_gelu_kernel(x, num_columns, stride, BLOCK: tl.constexpr, PDL: tl.constexpr = False):
     """quick_gelu of `Ops.activate`."""
+    await_inputs(PDL)
     places, is_inside = places_of(stride, num_columns, BLOCK)
     value = tl.load(x + places, mask=is_inside, other=0.0).to(tl.float32)
     tl.store(x + places, narrowed(value * sigmoid(1.702 * value), x.dtype.element_ty), mask=is_inside)
@@ -82,9 +98,10 @@ def exponential_less_one(x):
     return tl.where(x < -0.5, tl.exp(x) - 1.0, x * term)
 
 
-@triton.jit
-def xielu_kernel(x, positive, negative, beta, eps, num_columns, stride, BLOCK: tl.constexpr):
+@dependent
+def xielu_kernel(x, positive, negative, beta, eps, num_columns, stride, BLOCK: tl.constexpr, PDL: tl.constexpr = False):
     """xielu of `Ops.activate`."""
+    await_inputs(PDL)
     places, is_inside = places_of(stride, num_columns, BLOCK)
     value = tl.load(x + places, mask=is_inside, other=0.0).to(tl.float32)
     below = (exponential_less_one(tl.where(value > eps, eps, value)) - value) * negative
@@ -92,12 +109,14 @@ def xielu_kernel(x, positive, negative, beta, eps, num_columns, stride, BLOCK: t
     tl.store(x + places, narrowed(result, x.dtype.element_ty), mask=is_inside)
 
 
-@triton.jit
+@dependent
 def gate_kernel(
     x, gates, num_columns, stride, gates_stride,
     NEIGHBOURS: tl.constexpr, IS_SOFTPLUS: tl.constexpr, BLOCK: tl.constexpr,
+    PDL: tl.constexpr = False,
 ):  # fmt: skip
     """`Ops.gate`."""
+    await_inputs(PDL)
     places, is_inside = places_of(stride, num_columns, BLOCK)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     at = tl.program_id(0).to(tl.int64) * gates_stride + columns // NEIGHBOURS
@@ -107,17 +126,21 @@ def gate_kernel(
     tl.store(x + places, narrowed(value, x.dtype.element_ty), mask=is_inside)
 
 
-@triton.jit
-def soft_cap_kernel(logits, cap, num_columns, stride, BLOCK: tl.constexpr):
+@dependent
+def soft_cap_kernel(logits, cap, num_columns, stride, BLOCK: tl.constexpr, PDL: tl.constexpr = False):
     """`Ops.soft_cap`."""
+    await_inputs(PDL)
     places, is_inside = places_of(stride, num_columns, BLOCK)
     value = tl.load(logits + places, mask=is_inside, other=0.0)
     tl.store(logits + places, tanh(value / cap) * cap, mask=is_inside)
 
 
-@triton.jit
-def clamped_gate_kernel(both, out, limit, slope, offset, num_columns, stride, out_stride, BLOCK: tl.constexpr):
+@dependent
+def clamped_gate_kernel(
+    both, out, limit, slope, offset, num_columns, stride, out_stride, BLOCK: tl.constexpr, PDL: tl.constexpr = False
+):
     """`ClampedGate` of sums, the gate's in front of the others. Shapes: both [T, 2N] float32, out [T, N]."""
+    await_inputs(PDL)
     places, is_inside = places_of(stride, num_columns, BLOCK)
     opened, up = tl.load(both + places, mask=is_inside), tl.load(both + num_columns + places, mask=is_inside)
     opened = tl.where(opened > limit, limit, opened)  # NaN stays
@@ -210,7 +233,7 @@ def _launch(kernel: Any, out: Tensor, *args: object, **constants: object) -> Non
 
 def _variants(dtype: str) -> tuple[Variant, ...]:
     def variant(kernel: Any, pointers: str, floats: str = "", *, missing: str = "", **constants: object) -> Variant:
-        others = [name for name in kernel.arg_names if name not in constants and name != "BLOCK"]
+        others = [name for name in parameters(kernel) if name not in constants and name != "BLOCK"]
         types = dict.fromkeys(others, "i32") | dict.fromkeys(pointers.split(), dtype)
         types |= dict.fromkeys(floats.split(), "fp32") | ({"bias": "*fp32"} if "bias" in others else {})
         absent = missing.split()

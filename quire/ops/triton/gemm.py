@@ -13,17 +13,19 @@ from collections.abc import Sequence
 import torch
 import triton
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from quire.ops.dequantize import dequantize
 from quire.ops.operands import BlockTable, LinearWeight
-from quire.ops.triton.alignment import aligned
+from quire.ops.triton.alignment import ALIGNMENT, aligned
 from quire.ops.triton.elementwise import finish_product
 from quire.ops.triton.elementwise import soft_cap as cap_softly
+from quire.ops.triton.hopper import is_hopper
 from quire.ops.triton.kernels.arithmetic import ACTIVATION_CODES
-from quire.ops.triton.kernels.products import dense_kernel
+from quire.ops.triton.kernels.products import dense_kernel, dense_tma_kernel
 from quire.ops.triton.quantized import dequantized, quantized_product
 from quire.ops.triton.sampling import row_max_tensors
-from quire.ops.triton.tiles import MANY_FEATURES, PROGRAMS, dense_tiles, stages
+from quire.ops.triton.tiles import MANY_FEATURES, PROGRAMS, Tile, dense_tiles, stages
 
 
 def pack_linear(parts: Sequence[Tensor], *, dtype: torch.dtype, device: torch.device | None = None) -> LinearWeight:
@@ -142,29 +144,53 @@ def _product(
         quantized_product(out, x, weight, bias, residual, activation, gated=gated)
         return
     x, table = aligned(x), weight.tensors["weight"]
+    tiles = dense_tiles(table.dtype if x.dtype == table.dtype else torch.float32)
+    _dense_product(out, x, table, bias, residual, activation, tiles.of(x.shape[0], out.shape[1]), gated=gated)
+
+
+def _dense_product(
+    out: Tensor,
+    x: Tensor,
+    table: Tensor,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    activation: str | None,
+    tile: Tile,
+    *,
+    gated: bool,
+) -> None:
+    """`_product` in tiles of one size, by the copy engine where these ask for it and it can."""
     (num_rows, num_inputs), num_features = x.shape, out.shape[1]
-    tile = dense_tiles(table.dtype if x.dtype == table.dtype else torch.float32).of(num_rows, num_features)
-    dense_kernel[(triton.cdiv(num_rows, tile.rows) * triton.cdiv(num_features, tile.features),)](
-        x,
-        table,
-        bias,
-        residual,
-        out,
-        num_rows,
-        num_features,
-        num_inputs,
-        x.stride(0),
-        table.stride(0),
-        0 if residual is None else residual.stride(0),
-        out.stride(0),
-        ACTIVATION=ACTIVATION_CODES[activation],
-        GATED=gated,
-        BLOCK_ROWS=tile.rows,
-        BLOCK_FEATURES=tile.features,
-        BLOCK_INPUTS=tile.inputs,
-        num_warps=tile.num_warps,
-        num_stages=stages(tile),
-    )
+    grid = (triton.cdiv(num_rows, tile.rows) * triton.cdiv(num_features, tile.features),)
+    constants: dict[str, int] = {
+        "ACTIVATION": ACTIVATION_CODES[activation],
+        "GATED": gated,
+        "BLOCK_ROWS": tile.rows,
+        "BLOCK_FEATURES": tile.features,
+        "BLOCK_INPUTS": tile.inputs,
+        "num_warps": tile.num_warps,
+        "num_stages": stages(tile),
+    }
+    residual_stride = 0 if residual is None else residual.stride(0)
+    if tile.tma and can_describe(x) and can_describe(table):
+        described = (
+            TensorDescriptor.from_tensor(x, [tile.rows, tile.inputs]),
+            TensorDescriptor.from_tensor(table, [tile.features, tile.inputs]),
+        )
+        dense_tma_kernel[grid](
+            *described, bias, residual, out, num_rows, num_features, num_inputs, residual_stride, out.stride(0),
+            **constants,
+        )  # fmt: skip
+        return
+    dense_kernel[grid](
+        x, table, bias, residual, out, num_rows, num_features, num_inputs,
+        x.stride(0), table.stride(0), residual_stride, out.stride(0), **constants,
+    )  # fmt: skip
+
+
+def can_describe(x: Tensor) -> bool:
+    """Whether the copy engine reads a matrix: its address and the distance of its rows are multiples of 16 bytes."""
+    return is_hopper() and x.stride(1) == 1 and x.stride(0) * x.itemsize % ALIGNMENT == 0 == x.data_ptr() % ALIGNMENT
 
 
 def _is_for_library(x: Tensor, library_rows: int | None) -> bool:

@@ -75,10 +75,14 @@ class CapturedGraphs:
                 self._stream, self._pool = torch.cuda.Stream(), torch.cuda.graph_pool_handle()
             outputs = self._outputs.like(self._warm_up(run, self._stream))
             graph = torch.cuda.CUDAGraph()
-            # Other threads may go on: while steps rest, none of them has work for the device.
-            with torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode="thread_local"):
-                for output, computed in zip(outputs, run(), strict=True):
-                    output.copy_(computed)
+            try:
+                # Other threads may go on: while steps rest, none of them has work for the device.
+                with torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode="thread_local"):
+                    for output, computed in zip(outputs, run(), strict=True):
+                        output.copy_(computed)
+            except BaseException:
+                self._stream = self._pool = None  # torch goes on recording into the pool of a capture that failed
+                raise
         return CapturedGraph(graph, outputs)
 
     def _warm_up(self, run: Callable[[], tuple[Tensor, ...]], stream: torch.cuda.Stream) -> tuple[Tensor, ...]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
+from quire.ops.triton.kernels.dependent import FLAG
 from quire.ops.triton.variant import Variant
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ class Launch:
         signature, constants, aligned = dict[str, str](), dict(self.constants), set[str]()
         for parameter in self.kernel.params:
             name = parameter.name
-            if name in self.constants:
+            if name in self.constants or name == FLAG:
                 continue
             value, is_specialised = self.arguments[name], not parameter.do_not_specialize
             if value is None or (is_specialised and isinstance(value, int) and value == 1):

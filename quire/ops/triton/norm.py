@@ -9,14 +9,26 @@ from torch import Tensor
 
 from quire.ops.triton.alignment import aligned, in_models
 from quire.ops.triton.kernels.arithmetic import narrowed
+from quire.ops.triton.kernels.dependent import await_inputs, dependent
 from quire.ops.triton.variant import Variant
 
 
-@triton.jit
+@dependent
 def rms_norm_kernel(
-    x, weight, residual, out, eps, num_columns, x_stride, residual_stride, out_stride, BLOCK: tl.constexpr
+    x,
+    weight,
+    residual,
+    out,
+    eps,
+    num_columns,
+    x_stride,
+    residual_stride,
+    out_stride,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr = False,
 ):
     """`Ops.rms_norm` of `num_columns` columns. out may be x."""
+    await_inputs(PDL)
     row, columns = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     is_inside = columns < num_columns
     value = tl.load(x + row * x_stride + columns, mask=is_inside, other=0.0).to(tl.float32)
@@ -27,12 +39,25 @@ def rms_norm_kernel(
     tl.store(out + row * out_stride + columns, narrowed(value, out.dtype.element_ty), mask=is_inside)
 
 
-@triton.jit
-def layer_norm_kernel(x, weight, bias, out, eps, num_columns, x_stride, weight_stride, out_stride, BLOCK: tl.constexpr):
+@dependent
+def layer_norm_kernel(
+    x,
+    weight,
+    bias,
+    out,
+    eps,
+    num_columns,
+    x_stride,
+    weight_stride,
+    out_stride,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr = False,
+):
     """`Ops.layer_norm` of each head: program (row, head), heads lie behind each other. out may be x.
 
     weight_stride: between the weights and biases of two heads; 0 where all have the same.
     """
+    await_inputs(PDL)
     row, head, columns = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.arange(0, BLOCK)
     is_inside = columns < num_columns
     first = head * num_columns

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from quire.ops.triton.alignment import in_models
 from quire.ops.triton.kernels import sampling as kernels
-from quire.ops.triton.variant import Variant
+from quire.ops.triton.variant import Variant, parameters
 
 CHUNK = 4096
 """Logits of a row that one program works on."""
@@ -202,7 +202,7 @@ def _variant(kernel: Any, *absent: str, types: dict[str, str] | None = None, **c
     found = _TYPES | (types or {})
     return Variant(
         kernel=kernel,
-        signature={name: found.get(name, "i32") for name in kernel.arg_names if name not in fixed},
+        signature={name: found.get(name, "i32") for name in parameters(kernel) if name not in fixed},
         constants=fixed,
         num_warps=NUM_WARPS if "CHUNK" in fixed else 4,
         enable_fp_fusion=kernel is not kernels.penalties_kernel,

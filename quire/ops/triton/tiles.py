@@ -33,6 +33,8 @@ class Tile:
     num_warps: int
     num_stages: int
     """Steps whose loads are under way at a time, and one."""
+    tma: bool = False
+    """Whether Hopper's copy engine loads them (`dense_tma_kernel`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,10 +62,10 @@ class Tiles:
 
 
 HALF = Tiles(
-    narrow=Tile(rows=16, features=16, inputs=64, num_warps=2, num_stages=8),
-    skinny=Tile(rows=16, features=32, inputs=64, num_warps=4, num_stages=6),
-    medium=Tile(rows=64, features=64, inputs=64, num_warps=4, num_stages=3),
-    large=Tile(rows=128, features=128, inputs=64, num_warps=8, num_stages=3),
+    narrow=Tile(rows=16, features=16, inputs=256, num_warps=2, num_stages=4),
+    skinny=Tile(rows=16, features=32, inputs=128, num_warps=4, num_stages=4),
+    medium=Tile(rows=64, features=64, inputs=128, num_warps=4, num_stages=4),
+    large=Tile(rows=128, features=128, inputs=64, num_warps=8, num_stages=3, tma=True),
 )
 """Of 16-bit activations."""
 SINGLE = Tiles(

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from quire.ops.triton.kernels.dependent import FLAG
 from quire.ops.triton.tiles import Tile
 
 
@@ -27,6 +28,11 @@ class Variant:
     """Parameters that are multiples of 16, as pointers mostly are; None for all pointers."""
 
 
+def parameters(kernel: Any) -> list[str]:
+    """Those that a launch names: all but the one that says how the kernel is launched."""
+    return [name for name in kernel.arg_names if name != FLAG]
+
+
 def variant_of(
     kernel: Any,
     types: Mapping[str, str],
@@ -39,7 +45,7 @@ def variant_of(
     fixed: dict[str, object] = dict.fromkeys(absent) | dict(constants)
     return Variant(
         kernel=kernel,
-        signature={name: types.get(name, "i32") for name in kernel.arg_names if name not in fixed},
+        signature={name: types.get(name, "i32") for name in parameters(kernel) if name not in fixed},
         constants=fixed,
         num_warps=4 if tile is None else tile.num_warps,
         num_stages=3 if tile is None else tile.num_stages,

@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 from quire.ops.triton.kernels.arithmetic import add_product, floats_of, product
+from quire.ops.triton.kernels.dependent import await_inputs, dependent
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 MINUS_INFINITY = tl.constexpr(float("-inf"))
@@ -168,7 +169,7 @@ def attend_split(
     return largest, total, values
 
 
-@triton.jit(do_not_specialize=STEP)
+@dependent(do_not_specialize=STEP)
 def attend_kernel(
     out,
     partial_values,
@@ -201,6 +202,7 @@ def attend_kernel(
     PAGE: tl.constexpr,
     BLOCK: tl.constexpr,
     WIDE: tl.constexpr,
+    PDL: tl.constexpr = False,
 ):
     """Attention of one tile of rows over all of its splits, or over one of them where there are partial sums.
 
@@ -208,6 +210,7 @@ def attend_kernel(
     heads of a kv head. `num_slots` partial sums of a row lie beside each other, that of
     split s in slot s % num_slots.
     """
+    await_inputs(PDL)
     GROUP: tl.constexpr = HEADS // (KV_HEADS * HEAD_TILES)
     TOKENS: tl.constexpr = ROWS // GROUP
 
@@ -318,7 +321,7 @@ def attend_kernel(
         tl.store(out + index[:, None] * SIZE + dim[None, :], result.to(out.dtype.element_ty), mask=is_number)
 
 
-@triton.jit(do_not_specialize=STEP[:4])
+@dependent(do_not_specialize=STEP[:4])
 def merge_kernel(
     out,
     partial_values,
@@ -335,11 +338,13 @@ def merge_kernel(
     HEADS: tl.constexpr,
     SIZE: tl.constexpr,
     PADDED_SIZE: tl.constexpr,
+    PDL: tl.constexpr = False,
 ):
     """The splits of rows, which are heads of tokens, merged in the order of the context. Grid: tiles of rows.
 
     A split that a row does not see changes nothing of it, so rows of any sequences may share a program.
     """
+    await_inputs(PDL)
     # 1. the rows, and the splits that each one sees
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
     token = row // HEADS

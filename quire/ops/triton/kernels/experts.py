@@ -6,6 +6,7 @@ import triton
 import triton.language as tl
 
 from quire.ops.triton.kernels.arithmetic import multiply_add, narrowed, sigmoid
+from quire.ops.triton.kernels.dependent import await_inputs, dependent
 from quire.ops.triton.kernels.products import finish
 from quire.ops.triton.kernels.quantized import INT8, quantized_totals
 from quire.ops.triton.kernels.sampling import LAST_ID, MINUS_INFINITY, keys_of, value_of
@@ -42,18 +43,20 @@ def in_best_groups(keys, num_groups, GROUPS: tl.constexpr, NUM_BEST: tl.constexp
     return tl.where(is_chosen[:, None], keys, NO_KEY)
 
 
-@triton.jit
+@dependent
 def route_kernel(
     logits, choice_bias, expert_scales, chosen, weights, stride, num_groups, group_size, least_sum, added_to_sum,
     factor, near,
     SCORES: tl.constexpr, NUM_CHOSEN: tl.constexpr, NUM_BEST: tl.constexpr, NUM_CHOSEN_GROUPS: tl.constexpr,
     RENORMALIZED: tl.constexpr, GROUPS: tl.constexpr, SIZE: tl.constexpr, CHOICES: tl.constexpr,
+    PDL: tl.constexpr = False,
 ):  # fmt: skip
     """The experts of a row and their weights, in the order of the experts' indices; one program a row.
 
     A router without groups has one, and NUM_BEST 0. near: None unless logits choose one after the other, by SparseMixer
     (https://arxiv.org/abs/2409.12136) without its noise. Shapes: chosen [T, NUM_CHOSEN] int32, weights as many float32.
     """
+    await_inputs(PDL)
     row = tl.program_id(0).to(tl.int64)
     groups, members = tl.arange(0, GROUPS)[:, None], tl.arange(0, SIZE)[None, :]
     ids = groups * group_size + members
@@ -126,12 +129,13 @@ def table_of(addresses, expert, dtype: tl.constexpr):
     return tl.multiple_of(tl.load(addresses + expert).to(tl.pointer_type(dtype)), 16)
 
 
-@triton.jit
+@dependent
 def grouped_kernel(
     x, order, scales, starts, weights, biases, out, num_experts, num_features, num_inputs, num_chosen,
     x_stride, weight_stride, out_stride,
     ACTIVATION: tl.constexpr, GATED: tl.constexpr, EXPERTS: tl.constexpr,
     BLOCK_ROWS: tl.constexpr, BLOCK_FEATURES: tl.constexpr, BLOCK_INPUTS: tl.constexpr,
+    PDL: tl.constexpr = False,
 ):  # fmt: skip
     """As `products.dense_kernel`, of experts that each have a stretch of the rows of out.
 
@@ -139,6 +143,7 @@ def grouped_kernel(
     num_chosen of x, multiplied by scales[order[p]] if there are scales; else it reads row p.
     Shapes: weights and biases: addresses of each expert's, [num_experts] int64; starts as for `rows_of_tile`.
     """
+    await_inputs(PDL)
     first_feature = tl.program_id(1) * BLOCK_FEATURES
     expert, first_row, end = rows_of_tile(starts, num_experts, tl.program_id(0), EXPERTS, BLOCK_ROWS)
     if expert < num_experts:
@@ -176,18 +181,20 @@ def grouped_kernel(
         )  # fmt: skip
 
 
-@triton.jit
+@dependent
 def grouped_quantized_kernel(
     x, sums, order, starts, codes, scales, zero_points, offsets, levels, biases, out, num_experts, num_features,
     num_inputs, num_codes, num_chosen, x_stride, sums_stride, scales_stride, out_stride,
     ACTIVATION: tl.constexpr, GATED: tl.constexpr, EXPERTS: tl.constexpr, CODES: tl.constexpr, GROUP: tl.constexpr,
     BLOCK_ROWS: tl.constexpr, BLOCK_FEATURES: tl.constexpr, BLOCK_INPUTS: tl.constexpr,
+    PDL: tl.constexpr = False,
 ):  # fmt: skip
     """As `grouped_kernel`, of quantised weights: those of `quantized_products.quantized_kernel`.
 
     Shapes: codes, scales, zero_points, offsets and levels: addresses of each expert's, [num_experts] int64; sums of the
     rows of x.
     """
+    await_inputs(PDL)
     first_feature = tl.program_id(1) * BLOCK_FEATURES
     expert, first_row, end = rows_of_tile(starts, num_experts, tl.program_id(0), EXPERTS, BLOCK_ROWS)
     if expert < num_experts:
@@ -213,17 +220,19 @@ def grouped_quantized_kernel(
         )  # fmt: skip
 
 
-@triton.jit
+@dependent
 def sum_experts_kernel(
     parts, places, weights, shared, shared_logits, residual, out, shared_factor, num_columns, logits_stride,
     residual_stride, out_stride,
     NUM_CHOSEN: tl.constexpr, BLOCK: tl.constexpr,
+    PDL: tl.constexpr = False,
 ):  # fmt: skip
     """Each token's parts in the order of its choices, then the shared expert's, then the residual; one program a row.
 
     Shapes: parts [T * NUM_CHOSEN, N] float32, part places[t, c] is of choice c, weights as places or None for ones,
     shared [T, N] float32, shared_logits: one of each row, whose sigmoid weighs it, residual and out [T, N].
     """
+    await_inputs(PDL)
     row, columns = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     is_inside = columns < num_columns
     total = tl.zeros((BLOCK,), tl.float32)

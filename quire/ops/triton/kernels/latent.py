@@ -5,11 +5,11 @@ Shape letters as in `operands.LatentSpec`.
 
 from __future__ import annotations
 
-import triton
 import triton.language as tl
 
 from quire.ops.triton.alignment import in_models
 from quire.ops.triton.kernels.arithmetic import ACTIVATION_CODES, multiply_add, narrowed
+from quire.ops.triton.kernels.dependent import await_inputs, dependent
 from quire.ops.triton.kernels.experts import table_of
 from quire.ops.triton.kernels.products import finish, tile_of_program
 from quire.ops.triton.tiles import HALF, SINGLE, Tiles
@@ -19,16 +19,18 @@ HEADS_AT_ONCE = 16
 """Heads whose rotated features one program copies."""
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@dependent(do_not_specialize=["num_rows"])
 def head_products_kernel(
     x, weights, out, num_rows, num_features, num_inputs, x_stride, x_head_stride, weight_stride, out_stride,
     out_head_stride, ACTIVATION: tl.constexpr,
     BLOCK_ROWS: tl.constexpr, BLOCK_FEATURES: tl.constexpr, BLOCK_INPUTS: tl.constexpr,
+    PDL: tl.constexpr = False,
 ):  # fmt: skip
     """As `products.dense_kernel`, of heads that lie beside each other in the rows of x and out: program (tile, head).
 
     Shapes: weights: addresses of each head's [num_features, num_inputs], [H] int64.
     """
+    await_inputs(PDL)
     head = tl.program_id(1)
     row_tile, feature_tile = tile_of_program(num_rows, num_features, BLOCK_ROWS, BLOCK_FEATURES)
     first_row, first_feature = row_tile * BLOCK_ROWS, feature_tile * BLOCK_FEATURES
@@ -52,16 +54,18 @@ def head_products_kernel(
     )  # fmt: skip
 
 
-@triton.jit
+@dependent
 def latent_rows_kernel(
     query, compressed, norm, qkv, eps, query_stride, compressed_stride, qkv_stride,
     HEADS: tl.constexpr, ROPE: tl.constexpr, NOPE: tl.constexpr, LATENT: tl.constexpr, SIZE: tl.constexpr,
     PADDED_ROPE: tl.constexpr, PADDED_LATENT: tl.constexpr, PADDED_REST: tl.constexpr, HEADS_AT_ONCE: tl.constexpr,
+    PDL: tl.constexpr = False,
 ):  # fmt: skip
     """`Ops.latent_qkv` but for the products: program (token, tile of heads). The first tile has the key and the value.
 
     Shapes: query [T, HEADS * (NOPE + ROPE)], compressed [T, LATENT + ROPE], qkv [T, (HEADS + 2) * SIZE].
     """
+    await_inputs(PDL)
     token, first = tl.program_id(0).to(tl.int64), tl.program_id(1) * HEADS_AT_ONCE
     heads = first + tl.arange(0, HEADS_AT_ONCE)
     rope, latents = tl.arange(0, PADDED_ROPE), tl.arange(0, PADDED_LATENT)

@@ -7,6 +7,7 @@ import triton.language as tl
 
 from quire.ops.triton.alignment import in_models
 from quire.ops.triton.kernels.arithmetic import ACTIVATION_CODES, activated, multiply_add, narrowed
+from quire.ops.triton.kernels.dependent import await_inputs, dependent
 from quire.ops.triton.tiles import HALF, SINGLE, Tiles
 from quire.ops.triton.variant import Variant
 
@@ -51,18 +52,20 @@ def finish(
     tl.store(out + places, narrowed(total, out.dtype.element_ty), mask=is_inside)
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@dependent(do_not_specialize=["num_rows"])
 def dense_kernel(
     x, weight, bias, residual, out, num_rows, num_features, num_inputs,
     x_stride, weight_stride, residual_stride, out_stride,
     ACTIVATION: tl.constexpr, GATED: tl.constexpr,
     BLOCK_ROWS: tl.constexpr, BLOCK_FEATURES: tl.constexpr, BLOCK_INPUTS: tl.constexpr,
+    PDL: tl.constexpr = False,
 ):  # fmt: skip
     """`Ops.linear` or, GATED, `Ops.gated_linear`, whose up half begins `num_features` rows further.
 
     Shapes: x [num_rows, num_inputs], weight [num_features, num_inputs] (GATED: twice as many rows), bias as many
     numbers as the weight has rows, residual and out [num_rows, num_features]; strides are those of rows.
     """
+    await_inputs(PDL)
     row_tile, feature_tile = tile_of_program(num_rows, num_features, BLOCK_ROWS, BLOCK_FEATURES)
     first_row, first_feature = row_tile * BLOCK_ROWS, feature_tile * BLOCK_FEATURES
     rows, features = tl.arange(0, BLOCK_ROWS), tl.arange(0, BLOCK_FEATURES)
@@ -85,6 +88,33 @@ def dense_kernel(
         total = multiply_add(total, x_tile, tl.load(weight + places, mask=is_weight, other=0.0))
         if GATED:
             up = multiply_add(up, x_tile, tl.load(up_weight + places, mask=is_weight, other=0.0))
+    finish(
+        total, up, bias, residual, out, first_row, first_feature, num_rows, num_features, residual_stride, out_stride,
+        ACTIVATION, GATED, BLOCK_ROWS, BLOCK_FEATURES,
+    )  # fmt: skip
+
+
+@dependent(do_not_specialize=["num_rows"])
+def dense_tma_kernel(
+    x, weight, bias, residual, out, num_rows, num_features, num_inputs, residual_stride, out_stride,
+    ACTIVATION: tl.constexpr, GATED: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr, BLOCK_FEATURES: tl.constexpr, BLOCK_INPUTS: tl.constexpr,
+    PDL: tl.constexpr = False,
+):  # fmt: skip
+    """`dense_kernel` of tiles that a copy engine brings to shared memory: Hopper's tensor memory accelerator.
+
+    x and weight: their descriptors. What lies beyond their ends is read as zeros.
+    """
+    await_inputs(PDL)
+    row_tile, feature_tile = tile_of_program(num_rows, num_features, BLOCK_ROWS, BLOCK_FEATURES)
+    first_row, first_feature = row_tile * BLOCK_ROWS, feature_tile * BLOCK_FEATURES
+    total = tl.zeros((BLOCK_ROWS, BLOCK_FEATURES), tl.float32)
+    up = total
+    for start in range(0, num_inputs, BLOCK_INPUTS):
+        x_tile = x.load([first_row, start])
+        total = multiply_add(total, x_tile, weight.load([first_feature, start]))
+        if GATED:
+            up = multiply_add(up, x_tile, weight.load([num_features + first_feature, start]))
     finish(
         total, up, bias, residual, out, first_row, first_feature, num_rows, num_features, residual_stride, out_stride,
         ACTIVATION, GATED, BLOCK_ROWS, BLOCK_FEATURES,

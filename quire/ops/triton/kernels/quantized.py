@@ -20,6 +20,7 @@ import triton.language as tl
 from quire.config.memory.weight_formats import Codes, Shift, WeightFormat, gpu_step
 from quire.ops.triton.alignment import in_models
 from quire.ops.triton.kernels.arithmetic import ACTIVATION_CODES, INTERPRETED, floats_of, multiply_add, narrowed
+from quire.ops.triton.kernels.dependent import await_inputs, dependent
 from quire.ops.triton.kernels.products import finish, tile_of_program
 from quire.ops.triton.tiles import WIDENED, WIDENED_SINGLE
 from quire.ops.triton.variant import Variant, variant_of
@@ -139,12 +140,13 @@ def quantized_totals(
     return total, up
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@dependent(do_not_specialize=["num_rows"])
 def quantized_kernel(
     x, sums, codes, scales, zero_points, offsets, levels, bias, residual, out, num_rows, num_features, num_inputs,
     num_codes, x_stride, sums_stride, scales_stride, residual_stride, out_stride,
     ACTIVATION: tl.constexpr, GATED: tl.constexpr, CODES: tl.constexpr, GROUP: tl.constexpr,
     BLOCK_ROWS: tl.constexpr, BLOCK_FEATURES: tl.constexpr, BLOCK_INPUTS: tl.constexpr,
+    PDL: tl.constexpr = False,
 ):  # fmt: skip
     """As `products.dense_kernel`, of a quantised weight.
 
@@ -152,6 +154,7 @@ def quantized_kernel(
     [16] int8, sums [num_rows, steps] float32, where there are offsets. GROUP: inputs of a group, a multiple of
     BLOCK_INPUTS; 0 where a feature has one scale, which has nothing beside it.
     """
+    await_inputs(PDL)
     row_tile, feature_tile = tile_of_program(num_rows, num_features, BLOCK_ROWS, BLOCK_FEATURES)
     first_row, first_feature = row_tile * BLOCK_ROWS, feature_tile * BLOCK_FEATURES
     rows = tl.arange(0, BLOCK_ROWS)
@@ -168,9 +171,12 @@ def quantized_kernel(
     )  # fmt: skip
 
 
-@triton.jit
-def step_sums_kernel(x, sums, num_inputs, num_steps, x_stride, INPUTS: tl.constexpr, STEPS: tl.constexpr):
+@dependent
+def step_sums_kernel(
+    x, sums, num_inputs, num_steps, x_stride, INPUTS: tl.constexpr, STEPS: tl.constexpr, PDL: tl.constexpr = False
+):
     """The sums of x over each step of a product: program (row, STEPS steps of INPUTS). Shapes: sums [T, num_steps]."""
+    await_inputs(PDL)
     row, steps = tl.program_id(0).to(tl.int64), tl.program_id(1) * STEPS + tl.arange(0, STEPS)
     columns = steps[:, None] * INPUTS + tl.arange(0, INPUTS)[None, :]
     values = tl.load(x + row * x_stride + columns, mask=columns < num_inputs, other=0.0).to(tl.float32)

@@ -17,6 +17,7 @@ import triton.language as tl
 from quire.ops.triton.alignment import in_models
 from quire.ops.triton.elementwise import exponential_less_one
 from quire.ops.triton.kernels.arithmetic import narrowed, sigmoid, softplus
+from quire.ops.triton.kernels.dependent import await_inputs, dependent
 from quire.ops.triton.variant import Variant, variant_of
 
 STEP = ("num_sequences", "half_stride")
@@ -85,15 +86,17 @@ def input_of(x, factors, row, channels, mask, x_stride):
     return value
 
 
-@triton.jit(do_not_specialize=STEP)
+@dependent(do_not_specialize=STEP)
 def convolve_kernel(
     x, factors, gates, weight, bias, out, states, query_start, reads, num_sequences, num_channels, half, half_stride,
     x_stride, out_stride, WIDTH: tl.constexpr, SILU: tl.constexpr, BLOCK: tl.constexpr,
+    PDL: tl.constexpr = False,
 ):  # fmt: skip
     """A causal convolution of each channel: program (token, tile of channels); silu of it, or times `gates`.
 
     Shapes: x, factors and gates [T, C] with the same stride, weight [C, WIDTH], bias [C], out [T, C].
     """
+    await_inputs(PDL)
     token, channels = tl.program_id(0), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     is_channel = channels < num_channels
     sequence = sequence_of(query_start, num_sequences, token)
@@ -115,12 +118,14 @@ def convolve_kernel(
     tl.store(out + token.to(tl.int64) * out_stride + channels, narrowed(total, out.dtype.element_ty), mask=is_channel)
 
 
-@triton.jit(do_not_specialize=STEP)
+@dependent(do_not_specialize=STEP)
 def keep_inputs_kernel(
     x, factors, states, query_start, reads, writes, num_sequences, num_channels, half, half_stride, x_stride,
     WIDTH: tl.constexpr, BLOCK: tl.constexpr,
+    PDL: tl.constexpr = False,
 ):  # fmt: skip
     """The last WIDTH - 1 inputs of a convolution, oldest first: program (sequence, tile of channels)."""
+    await_inputs(PDL)
     sequence, channels = tl.program_id(0), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     is_channel = channels < num_channels
     start, end = tl.load(query_start + sequence), tl.load(query_start + sequence + 1)
@@ -135,17 +140,19 @@ def keep_inputs_kernel(
         store_numbers(states, target, index * num_channels + channels, value, half, half_stride, is_channel)
 
 
-@triton.jit(do_not_specialize=STEP)
+@dependent(do_not_specialize=STEP)
 def mamba_kernel(
     x, gate, times, time_bias, vectors, decay, skip, out, states, query_start, reads, writes, num_sequences,
     num_channels, half, half_stride, gate_stride, vectors_stride, FIRST: tl.constexpr, NUMBERS: tl.constexpr,
     PADDED: tl.constexpr, ROWS: tl.constexpr,
+    PDL: tl.constexpr = False,
 ):  # fmt: skip
     """Steps 2 (from dt on) to 4 of `Ops.mamba`: program (sequence, tile of channels).
 
     Shapes: x and times [T, C] float32, gate and out [T, C], vectors [T, 2 * NUMBERS] float32: what writes, what reads.
     FIRST: the number of a page with which h begins.
     """
+    await_inputs(PDL)
     sequence, channels = tl.program_id(0), tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     number = tl.arange(0, PADDED)
     is_channel, is_number = channels < num_channels, number < NUMBERS
@@ -171,17 +178,19 @@ def mamba_kernel(
     store_numbers(states, tl.load(writes + sequence), places, state, half, half_stride, is_inside)
 
 
-@triton.jit(do_not_specialize=STEP)
+@dependent(do_not_specialize=STEP)
 def mamba2_kernel(
     mixed, times, time_bias, decay, skip, out, states, query_start, reads, writes, num_sequences, half, half_stride,
     times_stride, FIRST: tl.constexpr, HEADS: tl.constexpr, GROUPS: tl.constexpr, SIZE: tl.constexpr,
     NUMBERS: tl.constexpr, PADDED: tl.constexpr, ROWS: tl.constexpr,
+    PDL: tl.constexpr = False,
 ):  # fmt: skip
     """Step 2 of `Ops.mamba2`, with the skip: program (sequence, head, tile of its channels).
 
     Shapes: mixed [T, HEADS * SIZE + 2 * GROUPS * NUMBERS] float32: x, what writes and what reads; times [T, HEADS], out
     [T, HEADS * SIZE] float32.
     """
+    await_inputs(PDL)
     sequence, head = tl.program_id(0), tl.program_id(1)
     inner: tl.constexpr = HEADS * SIZE
     channels, number = tl.program_id(2) * ROWS + tl.arange(0, ROWS), tl.arange(0, PADDED)
@@ -207,17 +216,19 @@ def mamba2_kernel(
     store_numbers(states, tl.load(writes + sequence), places, state, half, half_stride, is_inside)
 
 
-@triton.jit(do_not_specialize=STEP)
+@dependent(do_not_specialize=STEP)
 def gated_delta_kernel(
     mixed, rates, times, time_bias, decay, out, states, query_start, reads, writes, num_sequences, half, half_stride,
     times_stride, FIRST: tl.constexpr, HEADS: tl.constexpr, KEYS: tl.constexpr, SIZE: tl.constexpr,
     NUMBERS: tl.constexpr, MOST_RATE: tl.constexpr, PADDED: tl.constexpr, ROWS: tl.constexpr,
+    PDL: tl.constexpr = False,
 ):  # fmt: skip
     """Steps 1 (from the convolution on) and 2 of `Ops.gated_delta`: program (sequence, head, tile of its channels).
 
     Shapes: mixed [T, 2 * KEYS * NUMBERS + HEADS * SIZE] float32: queries, keys and values; rates and times [T, HEADS],
     out [T, HEADS * SIZE] float32.
     """
+    await_inputs(PDL)
     sequence, head = tl.program_id(0), tl.program_id(1)
     width: tl.constexpr = 2 * KEYS * NUMBERS + HEADS * SIZE
     root: tl.constexpr = NUMBERS**0.5
@@ -250,15 +261,17 @@ def gated_delta_kernel(
     store_numbers(states, tl.load(writes + sequence), places, state, half, half_stride, is_inside)
 
 
-@triton.jit(do_not_specialize=STEP)
+@dependent(do_not_specialize=STEP)
 def lightning_kernel(
     given, decay, out, states, query_start, reads, writes, num_sequences, half, half_stride, given_stride,
     HEADS: tl.constexpr, SIZE: tl.constexpr, PADDED: tl.constexpr, ROWS: tl.constexpr,
+    PDL: tl.constexpr = False,
 ):  # fmt: skip
     """Steps 1 and 2 of `Ops.lightning_attention`: program (sequence, head, tile of its channels).
 
     Shapes: given [T, HEADS * 3 * SIZE]: query, key and value of each head before silu; out [T, HEADS * SIZE] float32.
     """
+    await_inputs(PDL)
     sequence, head = tl.program_id(0), tl.program_id(1)
     channels, number = tl.program_id(2) * ROWS + tl.arange(0, ROWS), tl.arange(0, PADDED)
     is_channel, is_number = channels < SIZE, number < SIZE
@@ -280,16 +293,18 @@ def lightning_kernel(
     store_numbers(states, tl.load(writes + sequence), places, state, half, half_stride, is_inside)
 
 
-@triton.jit(do_not_specialize=STEP)
+@dependent(do_not_specialize=STEP)
 def rg_lru_kernel(
     u, gates, decay, gate, out, states, query_start, reads, writes, num_sequences, num_channels, half, half_stride,
     gate_stride, FIRST: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK: tl.constexpr,
+    PDL: tl.constexpr = False,
 ):  # fmt: skip
     """Steps 1 (from the gates on) to 3 of `Ops.rg_lru`: program (sequence, tile of channels).
 
     Shapes: u [T, C] float32, gates [T, 2C] float32: of each BLOCK_SIZE channels those of the input, then those of the
     recurrence; gate and out [T, C].
     """
+    await_inputs(PDL)
     sequence, channels = tl.program_id(0), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     is_channel = channels < num_channels
     start, page = tl.load(query_start + sequence), tl.load(reads + sequence)
@@ -314,16 +329,18 @@ def rg_lru_kernel(
     store_numbers(states, tl.load(writes + sequence), FIRST + channels, state, half, half_stride, is_channel)
 
 
-@triton.jit
+@dependent
 def gate_norm_kernel(
     y, gate, weight, out, eps, num_columns, weight_stride, y_stride, gate_stride, out_stride,
     NORMED: tl.constexpr, GATED_FIRST: tl.constexpr, SILU: tl.constexpr, BLOCK: tl.constexpr,
+    PDL: tl.constexpr = False,
 ):  # fmt: skip
     """RMS norm of each group of columns, and a gate in front of it or behind it: program (row, group).
 
     Shapes: y [T, groups * num_columns] float32, gate and out as many; weight of each group, weight_stride from one to
     the next, which is 0 where all have the same. SILU: of the gate, else its sigmoid.
     """
+    await_inputs(PDL)
     row, group, columns = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.arange(0, BLOCK)
     is_inside = columns < num_columns
     first = group * num_columns

@@ -10,6 +10,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from quire.ops.triton.kernels.dependent import await_inputs, dependent
+
 
 @triton.jit
 def load_parts(row_T, is_token_T, first_P, second_P, rest_P, is_pair_P, is_rest_P):
@@ -118,7 +120,7 @@ def write_slots(
     store_parts(row, is_token_T, first_P, second_P, rest_P, is_pair_P, is_rest_P, first, second, rest)
 
 
-@triton.jit(do_not_specialize=["positions", "slot_mapping", "num_tokens"])
+@dependent(do_not_specialize=["positions", "slot_mapping", "num_tokens"])
 def rope_and_cache_kernel(
     query,
     qkv,
@@ -144,8 +146,10 @@ def rope_and_cache_kernel(
     BLOCK: tl.constexpr,
     PADDED_HALF: tl.constexpr,
     PADDED_REST: tl.constexpr,
+    PDL: tl.constexpr = False,
 ):
     """One head of some tokens. Grid: tiles of tokens, heads of queries, keys and values."""
+    await_inputs(PDL)
     # 1. where its numbers are
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     head = tl.program_id(1)

@@ -16,6 +16,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from quire.ops.triton.kernels.dependent import await_inputs, dependent
+
 ID_BITS = tl.constexpr(22)
 LAST_ID = tl.constexpr((1 << 22) - 1)
 DIGIT_BITS = tl.constexpr(10)
@@ -78,9 +80,22 @@ def mask_index(mask_of, row):
     return index
 
 
-@triton.jit
-def largest_kernel(logits, rows, mask_of, masks, keys, num_columns, stride, num_words, num_chunks, CHUNK: tl.constexpr):
+@dependent
+def largest_kernel(
+    logits,
+    rows,
+    mask_of,
+    masks,
+    keys,
+    num_columns,
+    stride,
+    num_words,
+    num_chunks,
+    CHUNK: tl.constexpr,
+    PDL: tl.constexpr = False,
+):
     """The largest key of each chunk. rows: which rows of logits to read; None for each its own. -> [R, num_chunks]"""
+    await_inputs(PDL)
     index, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
     row = index
     if rows is not None:
@@ -90,9 +105,10 @@ def largest_kernel(logits, rows, mask_of, masks, keys, num_columns, stride, num_
     tl.store(keys + index * num_chunks + chunk, tl.max(keys_of(values, ids), axis=0))
 
 
-@triton.jit
-def largest_row_kernel(keys, values, ids, num_chunks, CHUNKS: tl.constexpr):
+@dependent
+def largest_row_kernel(keys, values, ids, num_chunks, CHUNKS: tl.constexpr, PDL: tl.constexpr = False):
     """Value and token of each row's largest key. Shapes: values [R] float32, ids [R] int64."""
+    await_inputs(PDL)
     row = tl.program_id(0).to(tl.int64)
     key = largest_of(keys, row, num_chunks, CHUNKS)
     tl.store(values + row, value_of(key))
