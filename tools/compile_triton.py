@@ -163,6 +163,8 @@ def main() -> int:
     found: dict[tuple[str, str], list[Usage]] = {}
     for variant in variants(args.kernel, only_first=args.first):
         for target in args.target or TARGETS:
+            if variant.targets is not None and target not in variant.targets:
+                continue
             used = usage(compiled(variant, target), target)
             found.setdefault((variant.kernel.__name__, target), []).append(used)
             if not args.summary:

@@ -12,14 +12,13 @@ second kernel merges: the operations on a row are the same. What a row does not 
 of a row depend neither on its neighbours, nor on how its context was cut into steps, nor on which of the two was
 launched, as long as the tiling is the same. `paged_attention` has one tiling for each kind of layer.
 
-This holds bit by bit in the interpreter (tests). On a GPU it rests on two things besides: an element of a product does
-not depend on the other rows of the tile, and the compiler adds up a row's weights in the same order in both kernels.
-Neither was checked on a GPU yet.
+This holds bit by bit in the interpreter (tests). On a GPU it rests on this besides: an element of a product depends
+neither on the other rows of the tile nor on their number, since all sums of a row are products. On an H100 it does not.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import e, log2
 
@@ -29,6 +28,7 @@ from torch import Tensor
 
 from quire.ops.operands import AttentionMetadata
 from quire.ops.triton.cache import SCALED_DTYPES, codes_of, scales_of
+from quire.ops.triton.hopper import is_hopper
 from quire.ops.triton.kernels.attention import attend_kernel, merge_kernel
 from quire.ops.triton.launch import Launch
 from quire.utils.math import cdiv
@@ -47,7 +47,9 @@ class Tiling:
     """How the work of a layer is cut. All of it is compiled in."""
 
     rows: int
-    """Tokens times query heads, a power of two."""
+    """Tokens times query heads, a power of two. No number depends on it."""
+    few_rows: int | None = None
+    """Those where a step has no more for each sequence, as a rule; None for always `rows`."""
     heads: int | None = None
     """Query heads of a tile, which divide those of a kv head; None for all of these."""
     keys: int
@@ -107,7 +109,8 @@ class AttentionWork:
     def tiling(self) -> Tiling:
         """That of the layer: by its shapes and dtypes, never by a step's.
 
-        Chosen by registers and shared memory (`tools/compile_triton.py`), not by speed, which nobody measured yet.
+        Chosen by speed for 16-bit heads on Hopper; the others by registers and shared memory
+        (`tools/compile_triton.py`).
         """
         head_size, has_scales = self.query.shape[2], self.kv_cache.dtype in SCALED_DTYPES
         if head_size > MANY_NUMBERS:
@@ -117,6 +120,8 @@ class AttentionWork:
         rows = triton.next_power_of_2(self.group)
         if self.product_dtype == torch.float32:  # without tensor cores
             return Tiling(rows=max(rows, 16), keys=32, num_warps=4, num_stages=1)
+        if is_hopper() and head_size <= 128 and rows <= FEW_ROWS and not has_scales:
+            return Tiling(rows=64, few_rows=FEW_ROWS, keys=64, num_warps=4, num_stages=2)
         least_rows = 32 if has_scales and head_size > 128 else 64
         num_warps = 8 if has_scales or rows > 64 or head_size > 128 else 4
         return Tiling(rows=max(rows, least_rows), keys=32, num_warps=num_warps, num_stages=3)
@@ -180,6 +185,8 @@ def launches(work: AttentionWork, out: Tensor, tiling: Tiling, scratch_bytes: in
     if num_tokens == 0:
         return []
     context = work.metadata.block_tables.shape[1] * work.metadata.block_size
+    if tiling.few_rows is not None and num_tokens * work.group <= tiling.few_rows * len(work.metadata.seq_lens):
+        tiling = replace(tiling, rows=tiling.few_rows)
     num_splits = work.view.num_splits(context, tiling.rows // (tiling.heads or work.group), tiling.split)
     if num_splits <= 1 or 4 * num_tokens * num_heads * num_splits * (head_size + 2) > scratch_bytes:
         return [_attention(work, out, tiling, None)]

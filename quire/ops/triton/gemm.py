@@ -20,12 +20,12 @@ from quire.ops.operands import BlockTable, LinearWeight
 from quire.ops.triton.alignment import ALIGNMENT, aligned
 from quire.ops.triton.elementwise import finish_product
 from quire.ops.triton.elementwise import soft_cap as cap_softly
-from quire.ops.triton.hopper import is_hopper
+from quire.ops.triton.hopper import GATED, PLAIN, HopperTiles, is_hopper
 from quire.ops.triton.kernels.arithmetic import ACTIVATION_CODES
 from quire.ops.triton.kernels.products import dense_kernel, dense_tma_kernel
 from quire.ops.triton.quantized import dequantized, quantized_product
 from quire.ops.triton.sampling import row_max_tensors
-from quire.ops.triton.tiles import MANY_FEATURES, PROGRAMS, Tile, dense_tiles, stages
+from quire.ops.triton.tiles import Tile, Tiles, dense_tiles, stages
 
 
 def pack_linear(parts: Sequence[Tensor], *, dtype: torch.dtype, device: torch.device | None = None) -> LinearWeight:
@@ -89,12 +89,12 @@ def gated_linear(
 
 def tiles_agree(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether a row has the same bits in every tile on this device. Where it has not, rows are not invariant."""
-    generator, tiles = torch.Generator().manual_seed(0), dense_tiles(dtype)
-    num_features = max(PROGRAMS * tiles.large.features, MANY_FEATURES)
-    x, stored = (torch.randn(rows, 512, generator=generator).to(device, dtype) for rows in (17, num_features))
-    packed = [pack_linear([part], dtype=dtype) for part in (stored, stored[:64])]
-    results = [linear(rows, weight)[:16, :64] for rows in (x, x[:16]) for weight in packed]
-    return all(torch.equal(result, results[0]) for result in results)
+    generator, outs = torch.Generator().manual_seed(0), []
+    x, table = (torch.randn(rows, 1024, generator=generator).to(device, dtype) for rows in (70, 256))
+    for tile in _product_tiles(dtype, gated=False).all():
+        outs.append(x.new_empty(len(x), len(table), dtype=torch.float32))
+        _dense_product(outs[-1], x, table, None, None, None, tile, gated=False)
+    return all(torch.equal(out, outs[0]) for out in outs)
 
 
 def embedding(token_ids: Tensor, table: Tensor | LinearWeight | BlockTable) -> Tensor:
@@ -144,8 +144,15 @@ def _product(
         quantized_product(out, x, weight, bias, residual, activation, gated=gated)
         return
     x, table = aligned(x), weight.tensors["weight"]
-    tiles = dense_tiles(table.dtype if x.dtype == table.dtype else torch.float32)
+    tiles = _product_tiles(table.dtype if x.dtype == table.dtype else torch.float32, gated=gated)
     _dense_product(out, x, table, bias, residual, activation, tiles.of(x.shape[0], out.shape[1]), gated=gated)
+
+
+def _product_tiles(dtype: torch.dtype, *, gated: bool) -> Tiles | HopperTiles:
+    """For activations and weights of this type."""
+    if dtype == torch.float32 or not is_hopper():
+        return dense_tiles(dtype)
+    return GATED if gated else PLAIN
 
 
 def _dense_product(

@@ -1,15 +1,91 @@
-"""What NVIDIA GPUs have from Hopper on, as this machine's current GPU says."""
+"""Hopper: what its GPUs have and others have not, and the tiles of dense products that were fast on one.
+
+Measured on an H100 with the shapes of an 8B model (`benchmarks/gpu.md`). Up to 64 rows a product is as fast as its
+weight is read, and tiles differ in how many bytes they have under way. Beyond, the multiprocessors compute tiles in
+rounds, one each at a time, and the last round takes as long as a full one: so the tile is chosen by its rounds.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cache
 
 import torch
 
+from quire.ops.triton.tiles import MANY_FEATURES, Tile
+from quire.utils.math import cdiv
+
 HOPPER = (9, 0)
+MULTIPROCESSORS = 132
+"""Of an H100 or H200."""
 
 
 @cache
 def is_hopper() -> bool:
-    """Whether there is such a GPU, or a newer one."""
+    """Whether the current GPU is one, or a newer one of NVIDIA's."""
     return torch.cuda.is_available() and torch.version.hip is None and torch.cuda.get_device_capability() >= HOPPER
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rounds:
+    """A tile for many rows."""
+
+    tile: Tile
+    cost: float
+    """What a round takes, in microseconds for 4096 inputs; only their ratios count."""
+
+    def of(self, num_rows: int, num_features: int) -> float:
+        """What a product of this size takes."""
+        programs = cdiv(num_rows, self.tile.rows) * cdiv(num_features, self.tile.features)
+        return cdiv(programs, MULTIPROCESSORS) * self.cost
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HopperTiles:
+    """The tiles of dense products of 16-bit numbers."""
+
+    narrow: Tile
+    """Up to 16 rows, few features."""
+    skinny: Tile
+    """Up to 16 rows."""
+    low: Tile
+    """Up to 64 rows."""
+    large: tuple[Rounds, ...]
+
+    def of(self, num_rows: int, num_features: int) -> Tile:
+        """The one for a product of this size."""
+        if num_rows <= self.skinny.rows:
+            return self.narrow if num_features < MANY_FEATURES else self.skinny
+        if num_rows <= self.low.rows:
+            return self.low
+        return min(self.large, key=lambda each: each.of(num_rows, num_features)).tile
+
+    def all(self) -> tuple[Tile, ...]:
+        """For the check that all of them compile."""
+        return self.narrow, self.skinny, self.low, *(each.tile for each in self.large)
+
+
+NARROW = Tile(rows=16, features=32, inputs=256, num_warps=4, num_stages=6)
+SKINNY = Tile(rows=16, features=32, inputs=128, num_warps=4, num_stages=4)
+PLAIN = HopperTiles(
+    narrow=NARROW,
+    skinny=SKINNY,
+    low=Tile(rows=64, features=64, inputs=128, num_warps=4, num_stages=6, tma=True),
+    large=(
+        Rounds(tile=Tile(rows=256, features=128, inputs=64, num_warps=8, num_stages=4, tma=True), cost=46),
+        Rounds(tile=Tile(rows=128, features=128, inputs=64, num_warps=4, num_stages=4, tma=True), cost=27),
+        Rounds(tile=Tile(rows=128, features=64, inputs=128, num_warps=4, num_stages=3, tma=True), cost=23.5),
+        Rounds(tile=Tile(rows=64, features=64, inputs=128, num_warps=4, num_stages=4), cost=17.5),
+    ),
+)
+GATED = HopperTiles(
+    narrow=NARROW,
+    skinny=SKINNY,
+    low=Tile(rows=64, features=64, inputs=128, num_warps=4, num_stages=4, tma=True),
+    large=(
+        Rounds(tile=Tile(rows=128, features=128, inputs=64, num_warps=8, num_stages=3, tma=True), cost=46),
+        Rounds(tile=Tile(rows=128, features=64, inputs=64, num_warps=4, num_stages=4, tma=True), cost=27),
+        Rounds(tile=Tile(rows=64, features=64, inputs=128, num_warps=4, num_stages=4, tma=True), cost=23.5),
+    ),
+)
+"""Of products with a gate: as many features of each half."""

@@ -24,6 +24,8 @@ class Variant:
     num_stages: int = 3
     enable_fp_fusion: bool = True
     """Whether the compiler may contract a product and a sum to one rounding."""
+    targets: tuple[str, ...] | None = None
+    """Those that it is launched on, as `sm_90`; None for all."""
     aligned: frozenset[str] | None = None
     """Parameters that are multiples of 16, as pointers mostly are; None for all pointers."""
 

@@ -13,7 +13,8 @@ from tests.ops.implementations import assert_close
 from tests.ops.test_gemm import ACTIVATIONS, DTYPES
 from tests.ops.triton.device import DEVICE, randoms
 
-from quire.ops.triton import gemm  # isort: skip  (device decides whether Triton can be imported)
+from quire.ops.triton import gemm, hopper  # isort: skip  (device decides whether Triton can be imported)
+from quire.ops.triton.tiles import dense_tiles  # isort: skip
 
 LARGE = "quire.ops.triton.tiles.PROGRAMS"
 """At 1, products of more than 16 rows take the largest tile."""
@@ -50,12 +51,55 @@ def test_every_tile_gives_the_product(num_rows: int, programs: int, monkeypatch:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_all_tiles_give_the_same_bits(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    if DEVICE.type == "cpu":  # the interpreter is slow
-        for module in ("tiles", "gemm"):
-            monkeypatch.setattr(f"quire.ops.triton.{module}.PROGRAMS", 1)
-            monkeypatch.setattr(f"quire.ops.triton.{module}.MANY_FEATURES", 70)
+def test_all_tiles_give_the_same_bits(dtype: torch.dtype) -> None:
     assert gemm.tiles_agree(DEVICE, dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("gated", [False, True])
+def test_tiles_of_hopper_give_the_bits_of_the_others(
+    dtype: torch.dtype, gated: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether they are copied by descriptors or, as rows of an odd length, are not.
+
+    The interpreter rounds at each step of a tile, whose lengths differ; a GPU adds up 16 inputs at a time in all.
+    """
+    monkeypatch.setattr(gemm, "is_hopper", lambda: True)
+    for num_rows, num_inputs in ((1, 64), (17, 72), (70, 61), (130, 136)):
+        x, weight = randoms(num_rows, num_inputs, dtype=dtype), randoms(2 * 37, num_inputs, seed=1, dtype=dtype) / 8
+        packed, bias = gemm.pack_linear([weight], dtype=dtype), randoms(2 * 37, seed=2)
+        tiles = (hopper.GATED if gated else hopper.PLAIN).all()
+        outs = [x.new_empty(num_rows, 37 if gated else 74) for _ in (*tiles, None)]
+        for tile, out in zip((*tiles, dense_tiles(dtype).medium), outs, strict=True):
+            gemm._dense_product(out, x, packed.tensors["weight"], bias, None, "silu", tile, gated=gated)
+        for out in outs:
+            assert torch.equal(out, outs[-1]) or (DEVICE.type == "cpu" and close(out, outs[-1]))
+
+
+def close(one: Tensor, other: Tensor) -> bool:
+    return torch.allclose(one.double(), other.double(), rtol=2.0**-7, atol=2.0**-9)
+
+
+def test_what_the_copy_engine_cannot_read_is_not_described(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gemm, "is_hopper", lambda: True)
+    x = randoms(4, 72, dtype=torch.bfloat16)
+    assert gemm.can_describe(x)
+    assert gemm.can_describe(x[:, 8:])
+    assert not gemm.can_describe(x[:, 1:])
+    assert not gemm.can_describe(x[:, :61].contiguous())
+    assert not gemm.can_describe(x.t())
+
+
+@pytest.mark.parametrize("tiles", [hopper.PLAIN, hopper.GATED])
+def test_many_rows_take_the_tile_whose_rounds_end_first(tiles: hopper.HopperTiles) -> None:
+    largest, smallest = tiles.large[0].tile, tiles.large[-1].tile
+    assert tiles.of(8192, 12288) == largest
+    assert tiles.of(65, 64) == smallest
+    for num_rows in (65, 200, 1000):
+        for num_features in (64, 4096, 6144):
+            found = tiles.of(num_rows, num_features)
+            (taken,) = (each for each in tiles.large if each.tile == found)
+            assert all(taken.of(num_rows, num_features) <= each.of(num_rows, num_features) for each in tiles.large)
 
 
 def test_tiles_for_many_features_give_the_product(monkeypatch: pytest.MonkeyPatch) -> None:

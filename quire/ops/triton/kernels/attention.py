@@ -14,6 +14,8 @@ from quire.ops.triton.kernels.dependent import await_inputs, dependent
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 MINUS_INFINITY = tl.constexpr(float("-inf"))
+COLUMNS = tl.constexpr(16)
+"""The fewest that a product has."""
 STEP = ("query_start", "seq_lens", "num_sequences", "num_slots", "tables", "table_stride")
 """Arguments that differ from step to step: nothing is compiled anew for what they are multiples of."""
 
@@ -117,10 +119,15 @@ def attend_split(
     PAGE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """The partial softmax of keys begin .. end, of which nothing before `seen_from` is read."""
+    """The partial softmax of keys begin .. end, of which nothing before `seen_from` is read.
+
+    Weights are added up by a product with ones, whose 16 columns are the same number: the matrix units add in an order
+    that depends on no tile, and a sum over the threads of a program in one that does.
+    """
     UNIT: tl.constexpr = 256.0 if kv_cache.dtype.element_ty == tl.uint8 else 1.0
     largest = tl.full([ROWS], MINUS_INFINITY, tl.float32)
-    total = tl.full([ROWS], 0.0, tl.float32)
+    total_MN = tl.full([ROWS, COLUMNS], 0.0, tl.float32)
+    ones_UN = tl.full([KEYS, COLUMNS], 1.0, query_MD.dtype)
     values = tl.full([ROWS, PADDED_SIZE], 0.0, tl.float32)
     dim = tl.arange(0, PADDED_SIZE)
     first_seen_M = first_seen(position_M, window, chunk)
@@ -155,8 +162,8 @@ def attend_split(
         new_largest = tl.maximum(largest, tl.max(scores, axis=1))
         base = tl.where(new_largest == MINUS_INFINITY, 0.0, new_largest)
         keep = tl.exp2(largest - base)
-        weights = tl.exp2(scores - base[:, None])
-        total = tl.fma(total, keep, tl.sum(weights, axis=1))
+        weights = tl.exp2(scores - base[:, None]).to(query_MD.dtype)
+        total_MN = add_product(total_MN * keep[:, None], weights, ones_UN)
         largest = new_largest
 
         # 3. weighted values
@@ -165,8 +172,8 @@ def attend_split(
             scale_of = tl.load(scales + half_stride // 4 + scale_at, mask=is_key, other=0.0) * UNIT
             values_UD = numbers_of(values_UD, tl.float32) * scale_of[:, None]
         values_UD = values_UD.to(query_MD.dtype)
-        values = add_product(values * keep[:, None], weights.to(query_MD.dtype), values_UD)
-    return largest, total, values
+        values = add_product(values * keep[:, None], weights, values_UD)
+    return largest, tl.sum(total_MN, axis=1) * (1.0 / COLUMNS), values
 
 
 @dependent(do_not_specialize=STEP)

@@ -6,6 +6,7 @@ import triton
 import triton.language as tl
 
 from quire.ops.triton.alignment import in_models
+from quire.ops.triton.hopper import GATED, PLAIN, HopperTiles
 from quire.ops.triton.kernels.arithmetic import ACTIVATION_CODES, activated, multiply_add, narrowed
 from quire.ops.triton.kernels.dependent import await_inputs, dependent
 from quire.ops.triton.tiles import HALF, SINGLE, Tiles
@@ -121,31 +122,41 @@ def dense_tma_kernel(
     )  # fmt: skip
 
 
-def _variants(tiles: Tiles, dtype: str) -> list[Variant]:
-    pointers = {"x": dtype, "weight": dtype, "bias": "*fp32", "residual": dtype, "out": dtype}
+def _variants(tiles: Tiles | HopperTiles, dtype: str, *, gated: bool) -> list[Variant]:
+    pointers = {"x": f"*{dtype}", "weight": f"*{dtype}", "bias": "*fp32", "residual": f"*{dtype}", "out": f"*{dtype}"}
     sizes = ("num_rows", "num_features", "num_inputs", "x_stride", "weight_stride", "residual_stride", "out_stride")
+    missing = "residual" if gated else "bias"
     variants = []
-    for is_gated, missing in ((False, "bias"), (True, "residual")):
-        for tile in tiles.all():
-            variants.append(
-                Variant(
-                    kernel=dense_kernel,
-                    signature={k: v for k, v in pointers.items() if k != missing} | dict.fromkeys(sizes, "i32"),
-                    constants={
-                        missing: None,
-                        "ACTIVATION": ACTIVATION_CODES["silu" if is_gated else None],
-                        "GATED": is_gated,
-                        "BLOCK_ROWS": tile.rows,
-                        "BLOCK_FEATURES": tile.features,
-                        "BLOCK_INPUTS": tile.inputs,
-                    },
-                    num_warps=tile.num_warps,
-                    num_stages=tile.num_stages,
-                )
+    for tile in tiles.all():
+        kernel, types = dense_kernel, pointers | dict.fromkeys(sizes, "i32")
+        if tile.tma:
+            kernel = dense_tma_kernel
+            types["x"] = f"tensordesc<{dtype}[{tile.rows},{tile.inputs}]>"
+            types["weight"] = f"tensordesc<{dtype}[{tile.features},{tile.inputs}]>"
+        variants.append(
+            Variant(
+                kernel=kernel,
+                signature={k: v for k, v in types.items() if k != missing and k in kernel.arg_names},
+                constants={
+                    missing: None,
+                    "ACTIVATION": ACTIVATION_CODES["silu" if gated else None],
+                    "GATED": gated,
+                    "BLOCK_ROWS": tile.rows,
+                    "BLOCK_FEATURES": tile.features,
+                    "BLOCK_INPUTS": tile.inputs,
+                },
+                num_warps=tile.num_warps,
+                num_stages=tile.num_stages,
+                targets=("sm_90",) if isinstance(tiles, HopperTiles) else None,
             )
+        )
     return variants
 
 
 VARIANTS: tuple[Variant, ...] = in_models(
-    (*_variants(HALF, "*bf16"), *_variants(HALF, "*fp16"), *_variants(SINGLE, "*fp32"))
+    variant
+    for dtype in ("bf16", "fp16", "fp32")
+    for gated in (False, True)
+    for tiles in ((SINGLE,) if dtype == "fp32" else (HALF, GATED if gated else PLAIN))
+    for variant in _variants(tiles, dtype, gated=gated)
 )
