@@ -166,6 +166,8 @@ class DeviceConfig:
     ops: str
     num_threads: int
     capabilities: Capabilities
+    batch_invariant: bool = True
+    """Whether all ops are row-invariant, as they are on CPUs."""
 
     @property
     def torch_device(self) -> str:
@@ -260,7 +262,7 @@ class QuireConfig:
     @property
     def row_invariant(self) -> bool:
         """Whether a request's tokens depend on nothing that runs beside it: not where transformers builds the model."""
-        return self.model_config.arch.stored is None
+        return self.device_config.batch_invariant and self.model_config.arch.stored is None
 
     @property
     def kv_layout(self) -> KVLayout:

@@ -167,9 +167,15 @@ def _resolve_device(args: EngineArgs, capabilities: Capabilities, choices: _Choi
         )
         if args.num_threads is not None and args.num_threads != 1:
             raise ConfigError(f"num_threads={args.num_threads} with reference ops: {reason}. Leave num_threads out.")
+    if not args.batch_invariant and capabilities.device_type not in GPUS:
+        raise ConfigError("batch_invariant=False is for GPUs; the kernels of CPUs have nothing faster. Leave it out.")
     num_threads = choices.pick("num_threads", args.num_threads, default, reason)
     return DeviceConfig(
-        device_type=capabilities.device_type, ops=ops, num_threads=num_threads, capabilities=capabilities
+        device_type=capabilities.device_type,
+        ops=ops,
+        num_threads=num_threads,
+        capabilities=capabilities,
+        batch_invariant=args.batch_invariant,
     )
 
 

@@ -198,4 +198,6 @@ def _report(config: QuireConfig, ledger: Ledger) -> None:
     )
     if device.ops == "reference":
         log.warning("reference ops: %s", config.choices["ops"].reason)
+    if not device.batch_invariant:
+        log.warning("batch_invariant is off: tokens may change with what else runs (row_invariant: false)")
     log.info("ready in %s", ledger.line())

@@ -57,7 +57,8 @@ class Identity:
     grammars: str = ""
     """The library that says which tokens a grammar allows, and its version."""
     row_invariant: bool = True
-    """Whether equal tokens are promised at all: what transformers builds computes by the shape of the step."""
+    """Whether equal tokens are promised at all: what transformers builds, and a GPU's library, computes by the shape of
+    the step."""
 
     def differences(self, other: Identity) -> list[str]:
         """Each field in which another one differs, as `name: mine, not theirs`."""

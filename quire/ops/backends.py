@@ -39,15 +39,17 @@ OPS = tuple(
 Op = Callable[..., object]
 
 
-def implementation_of(name: str, device: str = "cpu") -> dict[str, Op]:
-    """The table of one implementation, on a device as torch spells it.
+def implementation_of(name: str, device: str = "cpu", *, batch_invariant: bool = True) -> dict[str, Op]:
+    """The table of one implementation, on a device as torch spells it. Those of CPUs are row-invariant always.
 
     Raises: ConfigError for an unknown name or an implementation this machine cannot run.
     """
     if name not in IMPLEMENTATIONS:
         raise ConfigError(f"unknown ops {name!r}; known: {', '.join(IMPLEMENTATIONS)}")
     package = importlib.import_module(IMPLEMENTATIONS[name])
-    return dict(package.ops_on(device) if hasattr(package, "ops_on") else package.OPS)
+    if not hasattr(package, "ops_on"):
+        return dict(package.OPS)
+    return dict(package.ops_on(device, batch_invariant=batch_invariant))
 
 
 def _refuse(op: str, name: str, *_: object, **__: object) -> NoReturn:
@@ -55,13 +57,15 @@ def _refuse(op: str, name: str, *_: object, **__: object) -> NoReturn:
     raise ConfigError(f"the model needs the op {op}, which the {name} ops do not have yet{remedy}")
 
 
-def ops_of(name: str, *, num_threads: int | None = None, device: str = "cpu") -> Ops:
+def ops_of(name: str, *, num_threads: int | None = None, device: str = "cpu", batch_invariant: bool = True) -> Ops:
     """The ops of an engine whose kernels compute with so many threads (default: those of the process), on a device.
+
+    `batch_invariant`: whether all are row-invariant where a GPU has faster ones that are not.
 
     Raises: ConfigError as `implementation_of` does.
     """
     missing = {op: partial(_refuse, op, name) for op in REFUSED.get(name, ())}
-    table = implementation_of(name, device) | missing
+    table = implementation_of(name, device, batch_invariant=batch_invariant) | missing
     set_num_threads = getattr(importlib.import_module(IMPLEMENTATIONS[name]), "set_num_threads", None)
     prepare = partial(set_num_threads, num_threads) if set_num_threads is not None and num_threads else None
     return Ops(name, table, device=device, prepare_thread=prepare)

@@ -35,7 +35,12 @@ class Worker:
         with ledger.stage("ops"):
             num_threads = config.device_config.num_threads
             device = config.device_config
-            self.ops = ops_of(device.ops, num_threads=num_threads, device=device.torch_device)
+            self.ops = ops_of(
+                device.ops,
+                num_threads=num_threads,
+                device=device.torch_device,
+                batch_invariant=device.batch_invariant,
+            )
             self.ops.use_this_thread()
         with ledger.stage("weights"):
             self.model = load_model(

@@ -201,6 +201,11 @@ class EngineArgs:
         "Run all steps of a GPU op by op; else those that compute one token of each sequence are replayed from CUDA "
         "graphs. Steps of a CPU stay as they are.",
     )
+    batch_invariant: bool = knob(
+        True,
+        "Give a request the same tokens whatever else runs. Without it, products of many rows go to the GPU's library, "
+        "which is a little faster and adds up by the size of the step. CPUs keep the promise always.",
+    )
     structured_outputs_backend: str = knob(
         "auto",
         "Library that keeps the form of outputs; guidance, which is llguidance, is the only one.",

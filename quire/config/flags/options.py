@@ -87,6 +87,8 @@ class EngineOptions(TypedDict, total=False):
     """Decide the next step while one is computed; when left out, where a device computes beside the host."""
     enforce_eager: bool
     """Run all steps of a GPU op by op instead of from CUDA graphs."""
+    batch_invariant: bool
+    """Give a request the same tokens whatever else runs; without it, a GPU's library computes products of many rows."""
     structured_outputs_backend: str
     """Library that keeps the form of outputs: guidance, the only one."""
     device: str

@@ -44,6 +44,9 @@ from quire.ops.triton.recurrence import (
 from quire.ops.triton.rotary import rope_and_cache
 from quire.ops.triton.sampling import allowed_max, apply_penalties, row_max, row_max_tensors, sample, top_logprobs
 
+LIBRARY_ROWS = 65
+"""Rows from which on torch's library is faster; up to there products are as fast as their weights are read."""
+
 
 def weights_together() -> AbstractContextManager[None]:
     """See `Ops.weights_together`. torch gives each tensor memory of its own."""
@@ -116,7 +119,7 @@ def dense_ops(device: torch.device, *, library_rows: int | None = None) -> dict[
     return bound | {op.__name__: partial(op, library_rows=library_rows) for op in products}
 
 
-def ops_on(device: str) -> dict[str, Callable[..., object]]:
+def ops_on(device: str, *, batch_invariant: bool = True) -> dict[str, Callable[..., object]]:
     """All ops of an engine on a device: weights and pages are there."""
     place = torch.device(device)
 
@@ -130,4 +133,5 @@ def ops_on(device: str) -> dict[str, Callable[..., object]]:
 
     allocations = {op.__name__: placed(op) for op in (allocate_kv_cache, allocate_states)}
     graphs = {} if place.type == "cpu" else {"make_graphs": partial(CapturedGraphs, place)}
-    return {**OPS, **dense_ops(place), **allocations, **graphs}
+    library_rows = None if batch_invariant else LIBRARY_ROWS
+    return {**OPS, **dense_ops(place, library_rows=library_rows), **allocations, **graphs}

@@ -191,7 +191,8 @@ def _dense_product(
         return
     dense_kernel[grid](
         x, table, bias, residual, out, num_rows, num_features, num_inputs,
-        x.stride(0), table.stride(0), residual_stride, out.stride(0), **constants,
+        x.stride(0), table.stride(0), residual_stride, out.stride(0),
+        WHOLE=num_features % tile.features == 0 == num_inputs % tile.inputs, **constants,
     )  # fmt: skip
 
 

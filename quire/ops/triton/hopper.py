@@ -12,7 +12,7 @@ from functools import cache
 
 import torch
 
-from quire.ops.triton.tiles import MANY_FEATURES, Tile
+from quire.ops.triton.tiles import Tile
 from quire.utils.math import cdiv
 
 HOPPER = (9, 0)
@@ -45,7 +45,7 @@ class HopperTiles:
     """The tiles of dense products of 16-bit numbers."""
 
     narrow: Tile
-    """Up to 16 rows, few features."""
+    """Up to 16 rows, and no more features than the programs of a round compute."""
     skinny: Tile
     """Up to 16 rows."""
     low: Tile
@@ -55,7 +55,8 @@ class HopperTiles:
     def of(self, num_rows: int, num_features: int) -> Tile:
         """The one for a product of this size."""
         if num_rows <= self.skinny.rows:
-            return self.narrow if num_features < MANY_FEATURES else self.skinny
+            is_one_round = num_features <= MULTIPROCESSORS * self.narrow.features
+            return self.narrow if is_one_round else self.skinny
         if num_rows <= self.low.rows:
             return self.low
         return min(self.large, key=lambda each: each.of(num_rows, num_features)).tile

@@ -28,6 +28,14 @@ def tile_of_program(num_rows, num_features, BLOCK_ROWS: tl.constexpr, BLOCK_FEAT
 
 
 @triton.jit
+def load(places, mask, WHOLE: tl.constexpr):
+    """A tile, of which what is not in the mask is zero; the WHOLE of it needs none."""
+    if WHOLE:
+        return tl.load(places)
+    return tl.load(places, mask=mask, other=0.0)
+
+
+@triton.jit
 def finish(
     total, up, bias, residual, out, first_row, first_feature, num_rows, num_features, residual_stride, out_stride,
     ACTIVATION: tl.constexpr, GATED: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_FEATURES: tl.constexpr,
@@ -58,13 +66,14 @@ def dense_kernel(
     x, weight, bias, residual, out, num_rows, num_features, num_inputs,
     x_stride, weight_stride, residual_stride, out_stride,
     ACTIVATION: tl.constexpr, GATED: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr, BLOCK_FEATURES: tl.constexpr, BLOCK_INPUTS: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr, BLOCK_FEATURES: tl.constexpr, BLOCK_INPUTS: tl.constexpr, WHOLE: tl.constexpr,
     PDL: tl.constexpr = False,
 ):  # fmt: skip
     """`Ops.linear` or, GATED, `Ops.gated_linear`, whose up half begins `num_features` rows further.
 
     Shapes: x [num_rows, num_inputs], weight [num_features, num_inputs] (GATED: twice as many rows), bias as many
     numbers as the weight has rows, residual and out [num_rows, num_features]; strides are those of rows.
+    WHOLE: the weight consists of whole tiles, so loads of it need no mask.
     """
     await_inputs(PDL)
     row_tile, feature_tile = tile_of_program(num_rows, num_features, BLOCK_ROWS, BLOCK_FEATURES)
@@ -84,11 +93,11 @@ def dense_kernel(
             rows[:, None] * x_stride + columns[None, :],
             features[:, None] * weight_stride + columns[None, :],
         )
-        x_tile = tl.load(x + x_places, mask=is_row[:, None] & is_input[None, :], other=0.0)
         is_weight = is_feature[:, None] & is_input[None, :]
-        total = multiply_add(total, x_tile, tl.load(weight + places, mask=is_weight, other=0.0))
+        x_tile = tl.load(x + x_places, mask=is_row[:, None] & (is_input[None, :] | WHOLE), other=0.0)
+        total = multiply_add(total, x_tile, load(weight + places, is_weight, WHOLE))
         if GATED:
-            up = multiply_add(up, x_tile, tl.load(up_weight + places, mask=is_weight, other=0.0))
+            up = multiply_add(up, x_tile, load(up_weight + places, is_weight, WHOLE))
     finish(
         total, up, bias, residual, out, first_row, first_feature, num_rows, num_features, residual_stride, out_stride,
         ACTIVATION, GATED, BLOCK_ROWS, BLOCK_FEATURES,
@@ -122,7 +131,7 @@ def dense_tma_kernel(
     )  # fmt: skip
 
 
-def _variants(tiles: Tiles | HopperTiles, dtype: str, *, gated: bool) -> list[Variant]:
+def _variants(tiles: Tiles | HopperTiles, dtype: str, *, gated: bool, whole: bool) -> list[Variant]:
     pointers = {"x": f"*{dtype}", "weight": f"*{dtype}", "bias": "*fp32", "residual": f"*{dtype}", "out": f"*{dtype}"}
     sizes = ("num_rows", "num_features", "num_inputs", "x_stride", "weight_stride", "residual_stride", "out_stride")
     missing = "residual" if gated else "bias"
@@ -144,7 +153,8 @@ def _variants(tiles: Tiles | HopperTiles, dtype: str, *, gated: bool) -> list[Va
                     "BLOCK_ROWS": tile.rows,
                     "BLOCK_FEATURES": tile.features,
                     "BLOCK_INPUTS": tile.inputs,
-                },
+                }
+                | ({} if tile.tma else {"WHOLE": whole}),
                 num_warps=tile.num_warps,
                 num_stages=tile.num_stages,
                 targets=("sm_90",) if isinstance(tiles, HopperTiles) else None,
@@ -158,5 +168,6 @@ VARIANTS: tuple[Variant, ...] = in_models(
     for dtype in ("bf16", "fp16", "fp32")
     for gated in (False, True)
     for tiles in ((SINGLE,) if dtype == "fp32" else (HALF, GATED if gated else PLAIN))
-    for variant in _variants(tiles, dtype, gated=gated)
+    for whole in (False, True)
+    for variant in _variants(tiles, dtype, gated=gated, whole=whole)
 )
