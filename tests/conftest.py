@@ -21,7 +21,8 @@ from quire import LLM
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # read when torch is imported
 
 # Triton reads it when it is imported, as transformers does: its kernels run in the interpreter unless 0 asks for a GPU.
-os.environ.setdefault("TRITON_INTERPRET", "1")
+if os.environ.setdefault("TRITON_INTERPRET", "1") != "0":
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # engines are those of the CPU where no device is named
 
 # No test depends on how fast the machine is, nor on a draw: what passed passes again. `--hypothesis-profile draw` looks
 # for cases that nobody has seen yet.

@@ -11,13 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from quire.config.engine import Capabilities
-from quire.platforms.accelerators import UNSEEN, accelerator, why_no_kernels
+from quire.platforms.accelerators import accelerator, why_no_kernels
 from quire.platforms.platform import Platform
 
 DRIVER = Path("/proc/driver/nvidia")
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 LEAST_CAPABILITY = (8, 0)
 """Ampere: the first with bfloat16 in its matrix units."""
+SEEN_MAJOR = 9
+"""Hopper, on which the kernels have run."""
 INSTALL = 'Install a build of torch with CUDA, and pip install "quire[cuda]".'
 
 
@@ -27,16 +29,37 @@ def why_not() -> str | None:
         return f"the package nvidia-ml-py, which asks the driver, is not installed. {INSTALL}"
     nvml = _nvml()
     try:
-        with _driver(nvml):
-            device = _first_visible(nvml)
-            if device is None:
-                return f"{VISIBLE} leaves no GPU" if os.environ.get(VISIBLE) is not None else "there is no NVIDIA GPU"
-            major, minor = nvml.nvmlDeviceGetCudaComputeCapability(device)
+        capability = _capability(nvml)
     except nvml.NVMLError as error:
         return f"no NVIDIA driver answers ({error})"
-    if (major, minor) < LEAST_CAPABILITY:
-        return f"the GPU has compute capability {major}.{minor}; the kernels need 8.0 (Ampere) or newer"
+    if capability is None:
+        return f"{VISIBLE} leaves no GPU" if os.environ.get(VISIBLE) is not None else "there is no NVIDIA GPU"
+    if capability < LEAST_CAPABILITY:
+        return f"the GPU has compute capability {_dotted(capability)}; the kernels need 8.0 (Ampere) or newer"
     return why_no_kernels("libtorch_cuda.so", INSTALL)
+
+
+def caveat() -> str:
+    """See `Platform`."""
+    capability = _capability(_nvml())
+    assert capability is not None
+    if capability[0] == SEEN_MAJOR:
+        return ""
+    return f"its kernels have run on Hopper GPUs, and not on one of compute capability {_dotted(capability)} yet"
+
+
+def _capability(nvml: Any) -> tuple[int, int] | None:
+    """Of the first GPU that is visible, if there is one. Raises: NVMLError."""
+    with _driver(nvml):
+        device = _first_visible(nvml)
+        if device is None:
+            return None
+        major, minor = nvml.nvmlDeviceGetCudaComputeCapability(device)
+        return major, minor
+
+
+def _dotted(capability: tuple[int, int]) -> str:
+    return ".".join(map(str, capability))
 
 
 def capabilities() -> Capabilities:
@@ -77,4 +100,4 @@ def is_present() -> bool:
     return any(DRIVER.glob("gpus/*"))
 
 
-PLATFORM = Platform(why_not=why_not, capabilities=capabilities, caveat=UNSEEN, is_present=is_present)
+PLATFORM = Platform(why_not=why_not, capabilities=capabilities, caveat=caveat, is_present=is_present)

@@ -41,10 +41,11 @@ def current_capabilities(device: str = "auto") -> Capabilities:
     for name in known_devices():
         platform = _platform(name)
         reason = platform.why_not()
-        if reason is None and not platform.caveat:
+        caveat = "" if reason else platform.caveat()
+        if reason is None and not caveat:
             return platform.capabilities()
         if platform.is_present():
-            why = reason or f"ask for it (device={name!r}); {platform.caveat}"
+            why = reason or f"ask for it (device={name!r}); {caveat}"
             log.warning("device %s is here and is not used: %s", name, why)
     raise AssertionError("there is always a CPU")
 
@@ -61,7 +62,10 @@ def devices() -> dict[str, str]:
 
 
 def _state(platform: Platform) -> str:
-    return platform.why_not() or (f"can be asked for; {platform.caveat}" if platform.caveat else "can be used")
+    if reason := platform.why_not():
+        return reason
+    caveat = platform.caveat()
+    return f"can be asked for; {caveat}" if caveat else "can be used"
 
 
 def _platform(name: str) -> Platform:

@@ -16,7 +16,7 @@ class Platform:
     """Why nothing can run there now, with what to do; None if it can. Called before torch is imported, and cheap."""
     capabilities: Callable[[], Capabilities]
     """The facts, asked once and only where `why_not` gives None."""
-    caveat: str = ""
-    """Why it is used only when asked for; empty for one that is used by itself."""
+    caveat: Callable[[], str] = lambda: ""
+    """Why it is used only when asked for; empty for one that is used by itself. Asked where `why_not` gives None."""
     is_present: Callable[[], bool] = lambda: False
     """Whether such a device is here, though it may not be usable: then people are told why it is passed over."""

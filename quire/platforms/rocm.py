@@ -59,4 +59,4 @@ def is_present(root: Path = ROOT) -> bool:
     return bool(_nodes(root))
 
 
-PLATFORM = Platform(why_not=why_not, capabilities=capabilities, caveat=UNSEEN, is_present=is_present)
+PLATFORM = Platform(why_not=why_not, capabilities=capabilities, caveat=lambda: UNSEEN, is_present=is_present)

@@ -11,6 +11,7 @@ import pytest
 from quire.config.engine import Capabilities, Choice, QuireConfig
 from quire.config.graph_sizes import graph_sizes
 from quire.config.memory.plan import BYTES_OF_LAUNCH, LAUNCHES_OF_LAYER, SPLITS_BYTES
+from quire.engine.identity import identity_of
 from quire.errors import ConfigError
 from tests.config.test_resolve import ARCH, GIB, MACHINE, resolved
 
@@ -138,3 +139,11 @@ def test_attention_has_no_more_scratch_than_is_planned_for_graphs() -> None:
 def test_rounding_at_the_start_is_the_native_kernels(tmp_path: Path, method: str) -> None:
     with pytest.raises(ConfigError, match="needs the native kernels"):
         on_gpu(tmp_path, quantization=method)
+
+
+def test_the_promise_of_a_gpu_can_be_given_up_and_says_so(tmp_path: Path) -> None:
+    kept, given_up = (on_gpu(tmp_path, batch_invariant=kept) for kept in (True, False))
+    assert (kept.row_invariant, given_up.row_invariant) == (True, False)
+    assert identity_of(kept, "").differences(identity_of(given_up, "")) == ["row_invariant: True, not False"]
+    with pytest.raises(ConfigError, match="batch_invariant=False is for GPUs"):
+        resolved(tmp_path, batch_invariant=False)

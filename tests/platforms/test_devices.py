@@ -86,10 +86,17 @@ def test_a_gpu_can_be_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     assert driver.num_open == 0
 
 
-def test_a_gpu_is_used_only_if_asked_for_and_people_are_told(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_gpu_whose_kind_was_seen_is_used_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     with_driver(monkeypatch, Driver())
+    assert current_capabilities().device_type == "cuda"
+    assert current.devices()["cuda"] == "can be used"
+
+
+@pytest.mark.parametrize("capability", [(8, 0), (8, 9), (10, 0)])
+def test_another_gpu_is_used_only_if_asked_for_and_people_are_told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture, capability: tuple[int, int]
+) -> None:
+    with_driver(monkeypatch, Driver(capability=capability))
     (tmp_path / "gpus/0000:01:00.0").mkdir(parents=True)
     monkeypatch.setattr(cuda, "DRIVER", tmp_path)
     assert current_capabilities().device_type == "cpu"

@@ -320,25 +320,22 @@ def test_tokens_have_the_same_bits_in_a_prompt_and_one_by_one() -> None:
     """In tiles of many rows and of few, with splits in programs of their own or without."""
     count = 40 if INTERPRETED else 1500
     tiling = Tiling(rows=64, few_rows=16, keys=64, num_warps=4, num_stages=2)
-    with torch.device(DEVICE):
-        num_blocks = count // 16 + 1
-        cache = allocate_kv_cache(
-            num_blocks=num_blocks, block_size=16, num_kv_heads=2, head_size=64, dtype=torch.bfloat16
+    num_blocks = count // 16 + 1
+    cache = allocate_kv_cache(num_blocks=num_blocks, block_size=16, num_kv_heads=2, head_size=64, dtype=torch.bfloat16)
+    cache.copy_(randoms(*cache.shape, seed=1).cpu())
+    query, tables = randoms(count, 8, 64, dtype=torch.bfloat16), torch.arange(num_blocks, dtype=torch.int32)
+
+    def attended(starts: list[int], lengths: list[int]) -> Tensor:
+        metadata = AttentionMetadata(
+            query_start=torch.tensor(starts, dtype=torch.int32).to(DEVICE),
+            seq_lens=torch.tensor(lengths, dtype=torch.int32).to(DEVICE),
+            block_tables=tables.repeat(len(lengths), 1).to(DEVICE),
+            block_size=16,
         )
-        cache.copy_(randoms(*cache.shape, seed=1))
-        query, tables = randoms(count, 8, 64, dtype=torch.bfloat16), torch.arange(num_blocks, dtype=torch.int32)
-        ends = torch.arange(1, count + 1, dtype=torch.int32)
+        work = AttentionWork(query, cache.to(DEVICE), metadata, View(scale=0.2))
+        outs = [attend(work, tiling=tiling, scratch_bytes=size) for size in (0, 1 << 30)]
+        assert torch.equal(*outs)
+        return outs[0]
 
-        def attended(starts: list[int], ends: Tensor) -> Tensor:
-            metadata = AttentionMetadata(
-                query_start=torch.tensor(starts, dtype=torch.int32),
-                seq_lens=ends,
-                block_tables=tables.expand(len(ends), -1).contiguous(),
-                block_size=16,
-            )
-            work = AttentionWork(query, cache, metadata, View(scale=0.2))
-            outs = [attend(work, tiling=tiling, scratch_bytes=size) for size in (0, 1 << 30)]
-            assert torch.equal(*outs)
-            return outs[0]
-
-        assert torch.equal(attended([0, count], ends[-1:]), attended(list(range(count + 1)), ends))
+    one_by_one = attended(list(range(count + 1)), list(range(1, count + 1)))
+    assert torch.equal(attended([0, count], [count]), one_by_one)
