@@ -57,7 +57,7 @@ def load_model(
         if ops.device != "cpu":
             raise ConfigError(
                 f"{arch.source}: {arch.architecture} runs through transformers, which quire does on CPUs only. "
-                "Leave device out."
+                "Give device='cpu'."
             )
         from quire.loader.fallback import load_stored_model  # imports transformers
 

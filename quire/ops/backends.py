@@ -53,7 +53,7 @@ def implementation_of(name: str, device: str = "cpu", *, batch_invariant: bool =
 
 
 def _refuse(op: str, name: str, *_: object, **__: object) -> NoReturn:
-    remedy = "; run it with device=cpu" if name == "triton" else ""
+    remedy = "; give device='cpu'" if name == "triton" else ""
     raise ConfigError(f"the model needs the op {op}, which the {name} ops do not have yet{remedy}")
 
 
