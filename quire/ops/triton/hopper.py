@@ -15,15 +15,17 @@ import torch
 from quire.ops.triton.tiles import Tile
 from quire.utils.math import cdiv
 
-HOPPER = (9, 0)
+CAPABILITIES = (9, 10)
+"""Hopper's, and that of Blackwell in data centres. Blackwell on desks (12) has less than half of their shared memory."""
 MULTIPROCESSORS = 132
 """Of an H100 or H200."""
 
 
 @cache
 def is_hopper() -> bool:
-    """Whether the current GPU is one, or a newer one of NVIDIA's."""
-    return torch.cuda.is_available() and torch.version.hip is None and torch.cuda.get_device_capability() >= HOPPER
+    """Whether the current GPU has what Hopper has."""
+    is_cuda = torch.cuda.is_available() and torch.version.hip is None
+    return is_cuda and torch.cuda.get_device_capability()[0] in CAPABILITIES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
