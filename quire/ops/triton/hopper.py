@@ -16,7 +16,7 @@ from quire.ops.triton.tiles import Tile
 from quire.utils.math import cdiv
 
 CAPABILITIES = (9, 10)
-"""Hopper's, and that of Blackwell in data centres. Blackwell on desks (12) has less than half of their shared memory."""
+"""Hopper's, and that of Blackwell in data centres. Blackwell on desks (12) has less than half of the shared memory."""
 MULTIPROCESSORS = 132
 """Of an H100 or H200."""
 
