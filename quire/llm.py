@@ -22,6 +22,7 @@ from quire.core.beam import score_of
 from quire.engine.front.input_processor import as_params
 from quire.engine.llm_engine import LLMEngine
 from quire.engine.receipt import Receipt, Transcript, receipt_of
+from quire.engine.startup import start
 from quire.errors import EngineError, InvalidParameter, RequestError, UnsupportedFeature, counted, shown
 from quire.inputs import ChatMessage, PromptType, TokensPrompt
 from quire.log import get_logger
@@ -63,7 +64,7 @@ class LLM:
     """
 
     def __init__(self, model: str | None = None, **options: Unpack[EngineOptions]) -> None:
-        self.engine = LLMEngine.from_engine_args(EngineArgs.from_options({"model": model, **options}))
+        self.engine = LLMEngine(start(EngineArgs.from_options({"model": model, **options})))
         self._ids = itertools.count()
         self._templates: dict[tuple[str | None, bool], ChatTemplate] = {}
 
@@ -71,7 +72,7 @@ class LLM:
     def from_engine_args(cls, args: EngineArgs) -> LLM:
         """Build from arguments that were parsed elsewhere."""
         llm = cls.__new__(cls)
-        llm.engine = LLMEngine.from_engine_args(args)
+        llm.engine = LLMEngine(start(args))
         llm._ids, llm._templates = itertools.count(), {}
         return llm
 
@@ -329,11 +330,15 @@ class LLM:
         _check_bool(use_tqdm=use_tqdm)
         request_ids: list[str] = []
         try:
+            num_sequences = 0
             for index, (prompt, given, priority) in enumerate(zip(prompts, params, priorities, strict=True)):
                 final = (given or self.engine.default_params).clone(output_kind=RequestOutputKind.FINAL_ONLY)
+                num_sequences += final.num_sequences
                 request_ids.append(str(next(self._ids)))  # first: a Ctrl-C may end the next line
                 with _named(f"prompt {index}", among=len(prompts)):
                     self.engine.add_request(request_ids[-1], prompt, final, priority=priority)
+            if num_sequences > 1:  # the graph of one is there: a single answer does not wait for the others
+                self.engine.capture_graphs()
             done = self._drain(len(prompts), use_tqdm)
         except BaseException:
             self.engine.abort_request(request_ids)

@@ -38,9 +38,16 @@ class LLMEngine:
         Raises: ConfigError and its kin.
         """
         engine = cls(start(args))
-        while engine.parts.core.capture_graph():  # nobody steps between two calls
-            pass
+        engine.capture_graphs()  # nobody steps between two calls
         return engine
+
+    def capture_graphs(self) -> None:
+        """Capture what steps of several sequences are replayed from, on a device that captures: some seconds, once.
+
+        Only before the requests that are queued are stepped.
+        """
+        while self.parts.core.capture_graph():
+            pass
 
     @property
     def default_params(self) -> SamplingParams:

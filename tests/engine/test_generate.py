@@ -462,3 +462,19 @@ def test_requests_with_different_salts_do_not_see_each_others_cache(llm: LLM) ->
     outputs = [one(llm, prompt, ascii_params()) for prompt in salted]
     assert [output.num_cached_tokens for output in outputs] == [0, 0, 32]
     assert outputs[0].outputs == outputs[1].outputs == outputs[2].outputs
+
+
+@pytest.mark.parametrize(("num_prompts", "n", "captures"), [(1, 1, False), (2, 1, True), (1, 2, True)])
+def test_a_single_answer_does_not_wait_for_graphs_of_several(
+    tiny_llm: LLM, monkeypatch: pytest.MonkeyPatch, num_prompts: int, n: int, captures: bool
+) -> None:
+    missing, core = [True, True, False], tiny_llm.engine.parts.core
+    monkeypatch.setattr(core, "capture_graph", lambda: missing.pop(0))
+    tiny_llm.generate(["x"] * num_prompts, SamplingParams(n=n, max_tokens=1), use_tqdm=False)
+    assert missing == ([] if captures else [True, True, False])
+
+
+def test_what_is_refused_captures_nothing(tiny_llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiny_llm.engine.parts.core, "capture_graph", lambda: pytest.fail("captured"))
+    with pytest.raises(InvalidParameter):
+        tiny_llm.generate(["x", {"prompt_token_ids": [-1]}], SamplingParams(max_tokens=1), use_tqdm=False)
