@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.checkpoints import QWEN3_06B
-from quire import EngineArgs, LLMEngine, SamplingParams
+from quire import LLM, LLMEngine, SamplingParams
 from quire.config.memory.weight_shapes import weight_bytes
 
 SHAPES: dict[str, dict[str, object]] = {
@@ -120,24 +120,23 @@ def idle_share(timed: Timed, num_seqs: int, num_steps: int) -> float:
 def measure_quire(args: argparse.Namespace, directory: str) -> None:
     """A line for the start, the bandwidth, each batch size, prompts, and all together."""
     num_tokens = max(args.context + args.steps + max(args.batches) * args.context // 2048 + 9, WHOLE[1] + WHOLE[2] + 1)
-    engine = LLMEngine.from_engine_args(
-        EngineArgs(
-            model=directory,
-            device=args.device,
-            load_format="dummy",
-            skip_tokenizer_init=True,
-            enable_prefix_caching=False,
-            max_model_len=num_tokens,
-            batch_invariant=args.batch_invariant,
-        )
+    llm = LLM(
+        directory,
+        device=args.device,
+        load_format="dummy",
+        skip_tokenizer_init=True,
+        enable_prefix_caching=False,
+        max_model_len=num_tokens,
+        batch_invariant=args.batch_invariant,
     )
-    timed, config = Timed(engine), engine.config
+    timed, engine, config = Timed(llm.engine), llm.engine, llm.engine.config
     timed.run(prompts(1, 16, 0), 1)
     first_token_s, weights_s = process_age_s(), engine.parts.ledger.stages["weights"]
     print(
         f"{args.shape} on {config.device_config.capabilities.name}: first token after {first_token_s:.1f} s, "
         f"{first_token_s - weights_s:.1f} s without the weights"
     )
+    engine.capture_graphs()
     bandwidth = copy_bandwidth()
     arch = config.model_config.arch
     weights = weight_bytes(arch, config.model_config.dtype, ops="triton") - table_bytes(args.shape)
