@@ -435,6 +435,12 @@ def _recur(layout: _Layout, arch: ModelArch, mixer: RecurrentSpec) -> None:
     pieces = [f"projected {index}" for index in range(len(parts))]
     for piece, columns in zip(pieces, parts, strict=True):
         layout.take(piece, columns)
+    if isinstance(mixer, GatedDeltaSpec) and mixer.rank is not None:
+        for piece, columns in (("gates", mixer.inner_size), ("times", mixer.num_times)):
+            layout.take("thin", mixer.rank)
+            layout.take(piece, columns)
+            layout.free("thin")
+            pieces.append(piece)
     if isinstance(mixer, MambaSpec):
         _derive(layout, mixer)
         layout.take("scanned", mixer.inner_size)
