@@ -505,7 +505,7 @@ def _reference_bytes(arch: ModelArch, item: int) -> int:
     size, (heads, qkv) = arch.hidden_size, _widest_heads(arch)
     recurrent = max(
         (
-            item * (2 * size + mixer.in_features + mixer.inner_size) + 4 * mixer.in_features
+            item * (2 * size + _scanned_features(mixer) + mixer.inner_size) + 4 * mixer.in_features
             for mixer in arch.recurrences
         ),
         default=0,
@@ -526,6 +526,13 @@ def _reference_bytes(arch: ModelArch, item: int) -> int:
     if arch.streams is not None or arch.layer_embeddings is not None:
         mlp += beside
     return max(beside + max(attention, recurrent, latent), mlp)
+
+
+def _scanned_features(mixer: RecurrentSpec) -> int:
+    """What all products before a scan give it."""
+    if isinstance(mixer, GatedDeltaSpec) and mixer.rank is not None:
+        return mixer.in_features + mixer.inner_size + mixer.num_times
+    return mixer.in_features
 
 
 def _widest_heads(arch: ModelArch) -> tuple[int, int]:
