@@ -398,6 +398,7 @@ def recurrent_cases(ops: dict[str, Op], args: argparse.Namespace) -> list[Case]:
         mamba_layer(3072, 16, 96, getattr(torch, args.dtype)),
         short_conv_layer(2048),
         gated_delta_layer(32, 16, 128),
+        channel_delta_layer(32, 128),
         lightning_layer(64, 128),
     )
     return [layer.case(ops, args, *size) for layer in layers for size in ((1, 1), (8, 1), (32, 1), (1, 512))]
@@ -477,6 +478,32 @@ def gated_delta_layer(heads: int, key_heads: int, size: int) -> Recurrent:
         f"gated_delta {heads} x {size} x {size}",
         lambda ops, x, states, step: ops["gated_delta"](x, weights, states, step),
         channels + inner + 2 * heads,
+        weights.conv.num_inputs + inner * size,
+    )
+
+
+def channel_delta_layer(heads: int, size: int) -> Recurrent:
+    channels, inner = 3 * heads * size, heads * size
+    weights = GatedDeltaWeights(
+        conv=ConvWeights(weight=torch.randn(channels, 4), bias=None),
+        num_key_heads=heads,
+        key_size=size,
+        time_bias=torch.randn(heads, size),
+        decay=-torch.rand(heads),
+        norm=torch.ones(size),
+        norm_eps=1e-6,
+        gates_by_sigmoid=True,
+    )
+
+    def run(ops: dict[str, Op], x: torch.Tensor, states: torch.Tensor, step: StateMetadata) -> object:
+        """Gates and times are one tensor, to be measured without the products that give them."""
+        gates = times = x[:, :inner].contiguous()
+        return ops["gated_delta"](x, weights, states, step, gates=gates, times=times)
+
+    return Recurrent(
+        f"gated_delta by channel {heads} x {size} x {size}",
+        run,
+        channels + heads,
         weights.conv.num_inputs + inner * size,
     )
 

@@ -269,12 +269,17 @@ constexpr int64_t kStepTokens = 16;
 struct DeltaArgs {
   float* x;  // rows `stride` apart: queries and keys of the key heads, values of all heads, which become the output
   int64_t stride;
-  const void *rate, *time;  // rows `narrow_stride` apart
+  const void *rate, *time;  // rows so many apart
+  int64_t rate_stride, time_stride;
   int32_t dtype;
-  int64_t narrow_stride;
-  const float *time_bias, *decay;  // [heads]
-  float most_rate;                 // times the sigmoid of a rate
+  bool by_channel;         // times are of each channel of a head's key, not of the head
+  const float* time_bias;  // as many as times of a token
+  const float* decay;      // [heads]
+  float most_rate;         // times the sigmoid of a rate
   int64_t heads, key_heads, key_size, value_size;
+
+  // Floats that a piece has at hand for each token: query, key, and what the token leaves of each channel.
+  int64_t room_of_token() const { return (2 + by_channel) * key_size; }
 };
 
 struct LightningArgs {

@@ -196,12 +196,12 @@ const Call kCalls[] = {
        return qr_gated_norm(p[0], QR_FLOAT32, as<float>(p[1]), s[0], p[2], s[1], as<float>(p[3]), 0, s[2], s[3],
                             s[4], 1e-5f, 0, 0);
      }},
-    {"qr_gated_delta_scan", {4, 8, 4, 2, 8, 16, 96, 4, 512, 2},
+    {"qr_gated_delta_scan", {4, 32, 8, 4, 2, 8, 16, 96, 4, 512, 2},
      {false, false, false, false, false, false, false, false, false},
      [](P p, S s) {
-       return qr_gated_delta_scan(as<float>(p[0]), p[1], p[2], QR_FLOAT32, s[0], as<float>(p[3]), as<float>(p[4]), 1.0f,
-                                  s[1], s[2], s[3], s[4], s[5], s[6], as<float>(p[5]), s[7], s[8], as<int32_t>(p[6]),
-                                  as<int32_t>(p[7]), as<int32_t>(p[8]), s[9]);
+       return qr_gated_delta_scan(as<float>(p[0]), p[1], s[0], p[2], s[1], QR_FLOAT32, 1, as<float>(p[3]),
+                                  as<float>(p[4]), 1.0f, s[2], s[3], s[4], s[5], s[6], s[7], as<float>(p[5]), s[8],
+                                  s[9], as<int32_t>(p[6]), as<int32_t>(p[7]), as<int32_t>(p[8]), s[10]);
      }},
     {"qr_lightning_scan", {96, 8, 4, 8, 96, 4, 512, 2}, {false, false, false, false, false, false, false},
      [](P p, S s) {

@@ -74,13 +74,17 @@ double silu(double x) { return x * sigmoid(x); }
 TEST(gated_delta_rules_match_naive_loops_whole_cut_and_in_company) {
   struct Sizes {
     int64_t heads, key_heads, key_size, value_size;
+    bool by_channel = false;
   };
-  for (const Sizes& size : {Sizes{1, 1, 1, 1}, {4, 2, 5, 3}, {2, 1, 128, 64}, {3, 3, 32, 21}, {2, 2, 70, 9}})
+  for (const Sizes& size :
+       {Sizes{1, 1, 1, 1}, {4, 2, 5, 3}, {2, 1, 128, 64}, {3, 3, 32, 21}, {2, 2, 70, 9}, {1, 1, 1, 1, true},
+        {4, 2, 5, 3, true}, {2, 2, 128, 64, true}, {3, 3, 70, 21, true}})
     for (int32_t dtype : kDtypes) {
-      const auto [heads, key_heads, keys, values] = size;
-      const int64_t stride = 2 * key_heads * keys + heads * values, narrow = 2 * heads + 1;
+      const auto [heads, key_heads, keys, values, by_channel] = size;
+      const int64_t times = by_channel ? heads * keys : heads;
+      const int64_t stride = 2 * key_heads * keys + heads * values, narrow = heads + times + 1;
       const float most_rate = heads == 2 ? 2.0f : 1.0f;
-      const std::vector<float> x = random_floats(kTokens * stride), bias = random_floats(heads);
+      const std::vector<float> x = random_floats(kTokens * stride), bias = random_floats(times);
       std::vector<float> decay = random_floats(heads);
       for (float& value : decay) value = -std::fabs(value);
       const std::vector<char> xs = bytes_of_floats(x), rates = encode(random_floats(kTokens * narrow, 2.0f), dtype);
@@ -89,11 +93,11 @@ TEST(gated_delta_rules_match_naive_loops_whole_cut_and_in_company) {
         std::vector<char> own = rows_of(xs, stride * 4, begin, end, copies);
         const std::vector<char> numbers = rows_of(rates, narrow * item(dtype), begin, end, copies);
         const int64_t count = copies * (end - begin);
-        CHECK(qr_gated_delta_scan(reinterpret_cast<float*>(own.data()), numbers.data(),
-                                  numbers.data() + heads * item(dtype), dtype, narrow, bias.data(), decay.data(),
-                                  most_rate, count, heads, key_heads, keys, values, kFirst, pages.numbers.data(),
-                                  pages.num_pages, pages.half, step.starts.data(), step.reads.data(), step.writes.data(),
-                                  step.sequences()) == QR_OK);
+        CHECK(qr_gated_delta_scan(reinterpret_cast<float*>(own.data()), numbers.data(), narrow,
+                                  numbers.data() + heads * item(dtype), narrow, dtype, by_channel, bias.data(),
+                                  decay.data(), most_rate, count, heads, key_heads, keys, values, kFirst,
+                                  pages.numbers.data(), pages.num_pages, pages.half, step.starts.data(),
+                                  step.reads.data(), step.writes.data(), step.sequences()) == QR_OK);
         std::vector<float> out;
         for (int64_t t = 0; t < count; ++t)
           out.insert(out.end(), floats(own) + (t + 1) * stride - heads * values, floats(own) + (t + 1) * stride);
@@ -112,12 +116,15 @@ TEST(gated_delta_rules_match_naive_loops_whole_cut_and_in_company) {
         for (int64_t h = 0; h < heads; ++h) {
           const int64_t of = h / (heads / key_heads) * keys;
           const std::vector<double> query = unit(of), key = unit(key_heads * keys + of);
-          const double kept = std::exp(softplus(double(rate[size_t(t * narrow + heads + h)]) + bias[size_t(h)]) *
-                                       decay[size_t(h)]);
+          const auto kept = [&](int64_t n) {
+            const int64_t own = by_channel ? h * keys + n : h;
+            return std::exp(softplus(double(rate[size_t(t * narrow + heads + own)]) + bias[size_t(own)]) *
+                            decay[size_t(h)]);
+          };
           for (int64_t p = 0; p < values; ++p) {
             double* own = &state[size_t((h * values + p) * keys)];
             double known = 0, y = 0;
-            for (int64_t n = 0; n < keys; ++n) known += (own[n] *= kept) * key[size_t(n)];
+            for (int64_t n = 0; n < keys; ++n) known += (own[n] *= kept(n)) * key[size_t(n)];
             const double change = most_rate * sigmoid(rate[size_t(t * narrow + h)]) *
                                   (row[2 * key_heads * keys + h * values + p] - known);
             for (int64_t n = 0; n < keys; ++n) y += (own[n] += change * key[size_t(n)]) * query[size_t(n)];
@@ -211,9 +218,9 @@ TEST(gated_recurrences_refuse_pages_that_are_not_there) {
     Pages pages(64);
     const Step& own = is_wrong_page ? beyond : step;
     const int64_t half = is_wrong_page ? 64 : 3;
-    CHECK(qr_gated_delta_scan(out.data(), x.data(), x.data(), QR_FLOAT32, 2, x.data(), x.data(), 1.0f, 2, 2, 1, 4, 4, 0,
-                              pages.numbers.data(), 5, half, own.starts.data(), own.reads.data(), own.writes.data(),
-                              1) == QR_EINVAL);
+    CHECK(qr_gated_delta_scan(out.data(), x.data(), 2, x.data(), 2, QR_FLOAT32, 0, x.data(), x.data(), 1.0f, 2, 2, 1, 4,
+                              4, 0, pages.numbers.data(), 5, half, own.starts.data(), own.reads.data(),
+                              own.writes.data(), 1) == QR_EINVAL);
     CHECK(qr_lightning_scan(out.data(), x.data(), QR_FLOAT32, 24, x.data(), 2, 2, 4, 0, pages.numbers.data(), 5, half,
                             own.starts.data(), own.reads.data(), own.writes.data(), 1) == QR_EINVAL);
     CHECK(qr_rg_lru_scan(out.data(), QR_FLOAT32, x.data(), x.data(), x.data(), x.data(), 2, 16, 8, 0,

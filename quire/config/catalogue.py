@@ -83,10 +83,10 @@ def catalogue() -> list[Family]:
 
 def kind_of(arch: ModelArch) -> FamilyKind:
     """The kind of a model."""
-    if any(isinstance(mixer, LatentAttentionSpec) for mixer in arch.mixers):
-        return FamilyKind.LATENT
     if arch.recurrences:
         return FamilyKind.RECURRENT
+    if any(isinstance(mixer, LatentAttentionSpec) for mixer in arch.mixers):
+        return FamilyKind.LATENT
     return FamilyKind.EXPERTS if arch.mixtures else FamilyKind.DENSE
 
 

@@ -251,6 +251,8 @@ class WeightNames:
     """Whether a tensor of all experts has each expert's weight [in, out]."""
     experts_mixed: bool = False
     """Whether its rows of gate and up take turns."""
+    resaved_mlp: str | None = None
+    """What a checkpoint that transformers wrote calls the MLP."""
     resaved_norms: tuple[tuple[str, str], ...] = ()
     """(norm, what a checkpoint that transformers wrote calls it)."""
     transposed: frozenset[str] = frozenset()

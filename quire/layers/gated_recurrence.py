@@ -33,6 +33,9 @@ class _DeltaNames:
     conv: tuple[str, ...] = ("conv1d",)
     norm: str = "norm"
     output: str = "out_proj"
+    gates: tuple[str, str] | None = None
+    """Two thin tensors; None where gates are among the inputs."""
+    times: tuple[str, str] | None = None
 
 
 _DELTA_NAMES: Mapping[DeltaLayout, _DeltaNames] = MappingProxyType(
@@ -46,6 +49,14 @@ _DELTA_NAMES: Mapping[DeltaLayout, _DeltaNames] = MappingProxyType(
             norm="o_norm",
             output="o_proj",
         ),
+        DeltaLayout.LOW_RANK: _DeltaNames(
+            inputs=("q_proj", "k_proj", "v_proj", "b_proj"),
+            conv=("q_conv1d", "k_conv1d", "v_conv1d"),
+            norm="o_norm",
+            output="o_proj",
+            gates=("g_a_proj", "g_b_proj"),
+            times=("f_a_proj", "f_b_proj"),
+        ),
     }
 )
 
@@ -58,26 +69,61 @@ class GatedDelta:
         assert isinstance(spec, GatedDeltaSpec)
         refuse_split(arch, ctx)
         self.ops, self.index = ctx.ops, index
-        names, heads = _DELTA_NAMES[spec.layout], (spec.num_value_heads,)
+        names, heads, size = _DELTA_NAMES[spec.layout], spec.num_value_heads, arch.hidden_size
         read = _by_key_head if spec.layout is DeltaLayout.BY_KEY_HEAD else _by_kind
-        self.in_proj = Linear.of(ctx.ops, read(spec, ctx, arch.hidden_size))
+        self.in_proj = Linear.of(ctx.ops, read(spec, ctx, size))
+        self.gates = _ThinLinear.of_spec(spec, ctx, names.gates, size, spec.inner_size)
+        self.times = _ThinLinear.of_spec(spec, ctx, names.times, size, spec.num_times)
         self.out_proj = Linear(ctx.child(names.output), spec.inner_size, arch.hidden_size, shard_dim=1)
         self.weights = GatedDeltaWeights(
             conv=_delta_conv(spec, ctx),
             num_key_heads=spec.num_key_heads,
             key_size=spec.key_size,
-            time_bias=ctx.tensor("dt_bias", heads, dtype=torch.float32),
-            decay=decay_of(ctx, heads),
+            time_bias=_time_bias(spec, ctx),
+            decay=decay_of(ctx, (1, 1, heads, 1) if spec.by_channel else (heads,)).view(heads),
             norm=ctx.child(names.norm).tensor("weight", (spec.value_size,), dtype=torch.float32),
             norm_eps=spec.norm_eps,
             most_rate=spec.most_rate,
+            gates_by_sigmoid=spec.gate_activation == "sigmoid",
         )
 
     def __call__(self, hidden: Tensor, ctx: ForwardContext, *, residual: Tensor | None = None) -> Tensor:
         """Shapes: hidden, residual [T, E] -> [T, E]. Mutates: this layer's states."""
+        return self.out_proj(self._attended(hidden, ctx), residual=residual)
+
+    def _attended(self, hidden: Tensor, ctx: ForwardContext) -> Tensor:
         states, metadata = ctx.kv_caches[self.index], ctx.state_of(self.index)
-        attended = self.ops.gated_delta(self.in_proj(hidden), self.weights, states, metadata)
-        return self.out_proj(attended, residual=residual)
+        projected = self.in_proj(hidden)
+        gates = None if self.gates is None else self.gates(hidden)
+        times = None if self.times is None else self.times(hidden)
+        return self.ops.gated_delta(projected, self.weights, states, metadata, gates=gates, times=times)
+
+
+class _ThinLinear:
+    """up(down(x)), with few features between the two."""
+
+    def __init__(self, down: Linear, up: Linear) -> None:
+        self.down, self.up = down, up
+
+    @classmethod
+    def of_spec(
+        cls, spec: GatedDeltaSpec, ctx: LayerContext, names: tuple[str, str] | None, size: int, features: int
+    ) -> _ThinLinear | None:
+        """None where the layer has no products of these names."""
+        if names is None or spec.rank is None:
+            return None
+        down, up = names
+        return cls(Linear(ctx.child(down), size, spec.rank), Linear(ctx.child(up), spec.rank, features))
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Shapes: x [T, M] -> [T, N]."""
+        return self.up(self.down(x))
+
+
+def _time_bias(spec: GatedDeltaSpec, ctx: LayerContext) -> Tensor:
+    """Shapes: -> [H] or [H, N] float32."""
+    stored = ctx.tensor("dt_bias", (spec.num_times,), dtype=torch.float32)
+    return stored.view(spec.num_value_heads, spec.key_size) if spec.by_channel else stored
 
 
 def _delta_conv(spec: GatedDeltaSpec, ctx: LayerContext) -> ConvWeights:

@@ -118,10 +118,10 @@ def _attention(arch: ModelArch, mixer: LatentAttentionSpec, ctx: LayerContext, i
         num_heads=arch.num_heads,
         num_kv_heads=arch.num_kv_heads,
         head_size=arch.head_size,
-        rotary_dim=mixer.rope_size,
+        rotary_dim=mixer.rope_size if mixer.rope else 0,
         interleaved=mixer.interleaved,
     )
-    cos_sin = rotary_table(mixer.rope, ctx.max_model_len, ctx.ops.device)
+    cos_sin = rotary_table(mixer.rope, ctx.max_model_len, ctx.ops.device) if mixer.rope else None
     scales = position_scales(mixer.position_scale, ctx.max_model_len, ctx.ops.device) if mixer.position_scale else None
     return Attention(
         ctx.ops, index, spec, scale=mixer.query_scale, cos_sin=cos_sin, soft_cap=arch.attn_soft_cap, query_scales=scales

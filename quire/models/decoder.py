@@ -9,7 +9,7 @@ from torch import Tensor
 
 from quire.attention.context import ForwardContext
 from quire.config.arch import ModelArch
-from quire.config.family_spec import Join, MlpKind
+from quire.config.family_spec import Join, MlpKind, WeightNames
 from quire.config.layers.mixers import RecurrentSpec
 from quire.layers.context import LayerContext
 from quire.layers.embedding import Embedding, LMHead, Waves
@@ -39,7 +39,7 @@ class DecoderLayer:
             self.input_norm, self.post_attention_norm = _norms(arch, ctx, norms.of_mixers)
         if layer.mlp.kind is not MlpKind.NONE:
             self.pre_mlp_norm, self.post_mlp_norm = _norms(arch, ctx, norms.of_mlp)
-            self.mlp = MLPS[layer.mlp.kind](arch, layer.mlp, ctx.child(names.mlp) if names.mlp else ctx)
+            self.mlp = MLPS[layer.mlp.kind](arch, layer.mlp, _mlp_context(names, ctx))
         self.scale = arch.scales.residual
 
     def __call__(self, hidden: Tensor, ctx: ForwardContext) -> Tensor:
@@ -73,6 +73,13 @@ class DecoderLayer:
         if norm is not None and self.scale == 1.0:
             return norm(out, residual=residual)
         return self.ops.scale_add(out if norm is None else norm(out), self.scale, residual)
+
+
+def _mlp_context(names: WeightNames, ctx: LayerContext) -> LayerContext:
+    resaved = names.resaved_mlp and ctx.child(names.resaved_mlp)
+    if resaved and resaved.has(f"{names.down}.weight"):
+        return resaved
+    return ctx.child(names.mlp) if names.mlp else ctx
 
 
 def _norms(arch: ModelArch, ctx: LayerContext, names: Iterable[str | None]) -> Iterator[Norm | None]:

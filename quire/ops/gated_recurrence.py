@@ -7,6 +7,7 @@ invariance see `ops.recurrence`.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,19 +20,47 @@ UNIT_EPS = 1e-6
 SIGMOID, EXPM1 = torch.ops.aten.sigmoid.out, torch.ops.aten.expm1.out
 
 
-def gated_delta(projected: Tensor, weights: GatedDeltaWeights, states: Tensor, metadata: StateMetadata) -> Tensor:
+class DeltaInputs(NamedTuple):
+    """What `Ops.gated_delta` reads, as views of what it is given."""
+
+    convolved: Tensor
+    gates: Tensor
+    rates: Tensor
+    times: Tensor
+
+    @classmethod
+    def of(
+        cls, projected: Tensor, weights: GatedDeltaWeights, gates: Tensor | None, times: Tensor | None
+    ) -> DeltaInputs:
+        """From one tensor, or from three."""
+        channels, heads = weights.conv.weight.shape[0], weights.decay.shape[0]
+        if gates is not None and times is not None:
+            convolved, rates = projected.split_with_sizes((channels, heads), dim=1)
+            return cls(convolved, gates, rates, times)
+        return cls(*projected.split_with_sizes((channels, heads * weights.norm.shape[0], heads, heads), dim=1))
+
+
+def gated_delta(
+    projected: Tensor,
+    weights: GatedDeltaWeights,
+    states: Tensor,
+    metadata: StateMetadata,
+    gates: Tensor | None,
+    times: Tensor | None,
+) -> Tensor:
     """`Ops.gated_delta` in float32."""
     heads, keys, size = weights.decay.shape[0], weights.num_key_heads, weights.key_size
     inner, each = heads * weights.norm.shape[0], heads // keys
-    parts = (weights.conv.weight.shape[0], inner, heads, heads)
-    convolved, gate, rate, time = projected.float().split_with_sizes(parts, dim=1)
+    convolved, gate, rate, time = (part.float() for part in DeltaInputs.of(projected, weights, gates, times))
     step = Step.of(metadata)
     out = apart(SILU, convolve(convolved, weights.conv, states, step))
     query, key, value = out.split_with_sizes((keys * size, keys * size, inner), dim=1)
     query, key = _unit(query.reshape(-1, keys, 1, 1, size)).div_(size**0.5), _unit(key.reshape(-1, keys, 1, 1, size))
     value = value.reshape(-1, keys, each, inner // heads)
     rate = apart(SIGMOID, rate).mul_(weights.most_rate).reshape(-1, keys, each, 1)
-    decay = apart(EXP, apart(SOFTPLUS, time + weights.time_bias) * weights.decay).reshape(-1, keys, each, 1, 1)
+    bias = weights.time_bias.flatten()
+    factors = weights.decay.repeat_interleave(len(bias) // heads)
+    decay = apart(EXP, apart(SOFTPLUS, time + bias) * factors).reshape(-1, keys, each, 1, len(bias) // heads)
 
     def update(state: Tensor, tokens: Tensor) -> Tensor:
         state.mul_(decay[tokens])
@@ -42,7 +71,7 @@ def gated_delta(projected: Tensor, weights: GatedDeltaWeights, states: Tensor, m
     y = torch.empty_like(value)
     token_by_token(update, y, states, step, first=weights.conv.num_inputs, shape=(*value.shape[1:], size))
     normed = rms(y.view(-1, heads, inner // heads), weights.norm, weights.norm_eps)
-    return normed.view(-1, inner).mul_(apart(SILU, gate))
+    return normed.view(-1, inner).mul_(apart(SIGMOID if weights.gates_by_sigmoid else SILU, gate))
 
 
 def _unit(x: Tensor) -> Tensor:

@@ -353,7 +353,7 @@ class GatedDeltaWeights:
     num_key_heads: int
     key_size: int
     time_bias: Tensor
-    """[H] float32"""
+    """[H] float32; [H, N] where each channel of a key decays by itself."""
     decay: Tensor
     """[H] float32, below zero."""
     norm: Tensor
@@ -361,6 +361,13 @@ class GatedDeltaWeights:
     norm_eps: float
     most_rate: float = 1.0
     """By which sigmoids are multiplied to be rates, at most 2."""
+    gates_by_sigmoid: bool = False
+    """Gates pass a sigmoid, instead of silu."""
+
+    @property
+    def by_channel(self) -> bool:
+        """Whether each channel of a key decays by itself, instead of a head as one."""
+        return self.time_bias.dim() > 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

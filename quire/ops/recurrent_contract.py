@@ -68,7 +68,14 @@ class RecurrentOps:
         return cast("Tensor", self._table["short_conv"](projected, weights, states, metadata))
 
     def gated_delta(
-        self, projected: Tensor, weights: GatedDeltaWeights, states: Tensor, metadata: StateMetadata
+        self,
+        projected: Tensor,
+        weights: GatedDeltaWeights,
+        states: Tensor,
+        metadata: StateMetadata,
+        *,
+        gates: Tensor | None = None,
+        times: Tensor | None = None,
     ) -> Tensor:
         """The gated delta rule between a layer's two products (https://arxiv.org/abs/2412.06464, equation 10).
 
@@ -77,13 +84,19 @@ class RecurrentOps:
            key head h // (H / K): each is divided by sqrt(its sum of squares + 1e-6), and q also by sqrt(N).
         2. dt = softplus(a + time_bias), rate = most_rate * sigmoid(b). Token by token, for each head:
            h = h * exp(dt * decay), h = h + rate * (v - h k) k, y = h q.
-        3. Each head's y is RMS-normed, and multiplied by the norm's weight and silu(z).
+        3. Each head's y is RMS-normed, and multiplied by the norm's weight and silu(z), or sigmoid(z).
         As for `mamba`. The state is the last inputs of the convolution, and then h, [H, D, N].
 
-        Shapes: projected [T, (2KN + HD) + HD + H + H], states as for `mamba` -> [T, HD] in projected's dtype.
+        Where `time_bias` is [H, N], a has a number for each channel of a key, and so has dt: Kimi Delta Attention
+        (https://arxiv.org/abs/2510.26692, equation 1). Then z and a are given beside projected, as gates and times, and
+        projected is u and b.
+
+        Shapes: projected [T, (2KN + HD) + HD + H + H], or [T, (2KN + HD) + H] with gates [T, HD] and times [T, HN] of
+        its dtype; states as for `mamba` -> [T, HD] in projected's dtype.
         Mutates: states, at the pages that metadata names to write.
         """
-        return cast("Tensor", self._table["gated_delta"](projected, weights, states, metadata))
+        run = self._table["gated_delta"]
+        return cast("Tensor", run(projected, weights, states, metadata, gates=gates, times=times))
 
     def lightning_attention(
         self, projected: Tensor, weights: LightningWeights, states: Tensor, metadata: StateMetadata

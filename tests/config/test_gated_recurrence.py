@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from quire.config.arch import ModelArch
-from quire.config.layers.mixers import AttentionSpec, GatedDeltaSpec, LightningSpec, RgLruSpec
+from quire.config.layers.mixers import AttentionSpec, GatedDeltaSpec, LatentAttentionSpec, LightningSpec, RgLruSpec
 from quire.config.memory.weight_shapes import num_active_parameters, num_parameters
 from quire.errors import ConfigError
 from quire.messages.codec import Codec, FrameReader
@@ -25,6 +25,43 @@ QWEN3_NEXT_80B: dict[str, Any] = {
     "full_attention_interval": 4,
     "rope_theta": 10_000_000,
     "max_position_embeddings": 262_144,
+}
+KIMI_FULL = [4, 8, 12, 16, 20, 24, 27]
+KIMI_LINEAR_48B: dict[str, Any] = {
+    "architectures": ["KimiLinearForCausalLM"],
+    "model_type": "kimi_linear",
+    "vocab_size": 163_840,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 27,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 32,
+    "head_dim": 72,
+    "kv_lora_rank": 512,
+    "q_lora_rank": None,
+    "linear_attn_config": {
+        "full_attn_layers": KIMI_FULL,
+        "kda_layers": [number for number in range(1, 28) if number not in KIMI_FULL],
+        "head_dim": 128,
+        "num_heads": 32,
+        "short_conv_kernel_size": 4,
+    },
+    "first_k_dense_replace": 1,
+    "mla_use_nope": True,
+    "moe_intermediate_size": 1024,
+    "moe_layer_freq": 1,
+    "moe_renormalize": True,
+    "moe_router_activation_func": "sigmoid",
+    "num_expert_group": 1,
+    "num_experts": 256,
+    "num_experts_per_token": 8,
+    "num_shared_experts": 1,
+    "routed_scaling_factor": 2.446,
+    "topk_group": 1,
+    "use_grouped_topk": True,
+    "model_max_length": 1_048_576,
+    "rope_scaling": None,
+    "rope_theta": 10_000.0,
 }
 MINIMAX_TEXT_01: dict[str, Any] = {
     "architectures": ["MiniMaxForCausalLM"],
@@ -57,9 +94,18 @@ def arch_of(config: dict[str, Any]) -> ModelArch:
     return ModelArch.from_config(config, source="config.json")
 
 
+def kimi_lists(full: list[Any], kda: list[Any]) -> dict[str, Any]:
+    return {"linear_attn_config": {"full_attn_layers": full, "kda_layers": kda}}
+
+
 @pytest.mark.parametrize(
     ("config", "billions", "active"),
-    [(QWEN3_NEXT_80B, 79.7, 3.9), (MINIMAX_TEXT_01, 456.1, 48.4), (RECURRENT_GEMMA_2B, 2.7, 2.7)],
+    [
+        (QWEN3_NEXT_80B, 79.7, 3.9),
+        (KIMI_LINEAR_48B, 49.1, 3.5),
+        (MINIMAX_TEXT_01, 456.1, 48.4),
+        (RECURRENT_GEMMA_2B, 2.7, 2.7),
+    ],
     ids=lambda value: value["model_type"] if isinstance(value, dict) else "",
 )
 def test_published_models_have_as_many_parameters_as_is_said(
@@ -72,8 +118,10 @@ def test_published_models_have_as_many_parameters_as_is_said(
 
 def test_states_of_published_models() -> None:
     """In numbers: heads * key size * value size and the last inputs of the convolution; heads * size^2; the width."""
-    delta, lightning, unit = (arch_of(c).recurrences for c in (QWEN3_NEXT_80B, MINIMAX_TEXT_01, RECURRENT_GEMMA_2B))
-    assert (len(delta), len(lightning), len(unit)) == (36, 70, 18)
+    published = (QWEN3_NEXT_80B, KIMI_LINEAR_48B, MINIMAX_TEXT_01, RECURRENT_GEMMA_2B)
+    delta, kimi, lightning, unit = (arch_of(config).recurrences for config in published)
+    assert (len(delta), len(kimi), len(lightning), len(unit)) == (36, 20, 70, 18)
+    assert {spec.num_state_elements for spec in kimi} == {32 * 128 * 128 + 3 * (3 * 32 * 128)}
     assert {spec.num_state_elements for spec in delta} == {32 * 128 * 128 + 3 * (2 * 16 * 128 + 32 * 128)}
     assert {spec.num_state_elements for spec in lightning} == {64 * 128 * 128}
     assert {spec.num_state_elements for spec in unit} == {4 * 2560}
@@ -98,6 +146,10 @@ def test_gates_decay_slower_in_later_layers() -> None:
 def test_layers_without_a_list_follow_the_family() -> None:
     kinds = [type(mixer) for mixer in arch_of(QWEN3_NEXT_80B).mixers]
     assert kinds[:5] == [GatedDeltaSpec, GatedDeltaSpec, GatedDeltaSpec, AttentionSpec, GatedDeltaSpec]
+    kinds = [type(mixer) for mixer in arch_of(KIMI_LINEAR_48B).mixers]
+    assert [number for number, kind in enumerate(kinds, 1) if kind is LatentAttentionSpec] == KIMI_FULL
+    kinds = [type(mixer) for mixer in arch_of({**KIMI_LINEAR_48B, "linear_attn_config": None}).mixers]
+    assert kinds[:6] == [*[GatedDeltaSpec] * 4, LatentAttentionSpec, GatedDeltaSpec]
     kinds = [type(mixer) for mixer in arch_of({**MINIMAX_TEXT_01, "layer_types": None}).mixers]
     assert kinds[:3] == [AttentionSpec, LightningSpec, AttentionSpec]
     kinds = [type(mixer) for mixer in arch_of(RECURRENT_GEMMA_2B).mixers]
@@ -115,6 +167,17 @@ def test_layers_without_a_list_follow_the_family() -> None:
         (QWEN3_NEXT_80B, {"layer_types": ["linear_attention"] * 47}, "layer_types"),
         (QWEN3_NEXT_80B, {"layer_types": ["mamba"] * 48}, "layer_types"),
         (QWEN3_NEXT_80B, {"hidden_act": "gelu"}, "hidden_act is 'gelu'; it must be silu"),
+        (KIMI_LINEAR_48B, {"linear_attn_config": 4}, "linear_attn_config is 4"),
+        (KIMI_LINEAR_48B, kimi_lists([4, 8], [1, 2, 3]), "linear_attn_config is {"),
+        (KIMI_LINEAR_48B, kimi_lists([4, 8], [4, *range(1, 28)]), "linear_attn_config.kda_layers is [4, 1"),
+        (KIMI_LINEAR_48B, kimi_lists(["4"], []), "linear_attn_config.full_attn_layers is ['4']"),
+        (KIMI_LINEAR_48B, {"linear_attn_config": {"num_heads": 0}}, "linear_num_heads is 0"),
+        (KIMI_LINEAR_48B, {"mla_use_nope": False}, "mla_use_nope is False"),
+        (KIMI_LINEAR_48B, {"moe_router_activation_func": "softmax"}, "moe_router_activation_func is 'softmax'"),
+        (KIMI_LINEAR_48B, {"moe_layer_freq": 2}, "moe_layer_freq is 2"),
+        (KIMI_LINEAR_48B, {"use_grouped_topk": False, "num_expert_group": 2}, "use_grouped_topk is False"),
+        (KIMI_LINEAR_48B, {"num_key_value_heads": 8}, "num_key_value_heads is 8; it must be num_attention_heads"),
+        (KIMI_LINEAR_48B, {"hidden_act": "gelu"}, "hidden_act is 'gelu'; it must be silu"),
         (MINIMAX_TEXT_01, {"layer_types": ["sliding_attention"] * 80}, "layer_types"),
         (MINIMAX_TEXT_01, {"mlp_alpha_factor": 0}, "mlp_alpha_factor is 0"),
         (MINIMAX_TEXT_01, {"linear_attn_beta_factor": "1"}, "linear_attn_beta_factor is '1'"),
@@ -132,7 +195,9 @@ def test_what_makes_no_layer_is_refused(config: dict[str, Any], change: dict[str
 
 
 @pytest.mark.parametrize(
-    "config", [QWEN3_NEXT_80B, MINIMAX_TEXT_01, RECURRENT_GEMMA_2B], ids=lambda config: str(config["model_type"])
+    "config",
+    [QWEN3_NEXT_80B, KIMI_LINEAR_48B, MINIMAX_TEXT_01, RECURRENT_GEMMA_2B],
+    ids=lambda config: str(config["model_type"]),
 )
 def test_layers_cross_processes(config: dict[str, Any]) -> None:
     codec = Codec([Told])

@@ -42,6 +42,7 @@ MORE_FAMILIES: dict[str, dict[str, Any]] = {
     "deepseek_v2": {"num_hidden_layers": 2},
     "bamba": {"num_hidden_layers": 2, "attn_layer_indices": [1]},
     "qwen3_next": {"num_hidden_layers": 2},
+    "kimi_linear": {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]},
     "lfm2": {"num_hidden_layers": 2, "layer_types": ["conv", "full_attention"]},
     "recurrent_gemma": {"num_hidden_layers": 2},
     "minimax": {"num_hidden_layers": 2},

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import re
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
@@ -10,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from quire.config.memory.weight_shapes import num_parameters
@@ -132,6 +136,35 @@ def test_dynamic_ntk_stretches_to_what_the_engine_allows(ops: Ops, checkpoint: C
     token_ids = prompt(100)
     actual = Harness(ops, directory, max_model_len=100).logits(token_ids)
     assert (actual - transformers_logits(directory, tuple(token_ids))).abs().max().item() < TOLERANCE
+
+
+def test_kimi_linear_is_read_as_published_and_as_transformers_writes_it(
+    ops: Ops, checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    written, token_ids = checkpoint("kimi_linear"), prompt(20)
+    published, config = tmp_path / "published", json.loads((written / "config.json").read_text())
+    shutil.copytree(written, published)
+    tensors = load_file(written / "model.safetensors")
+    dense = "model.layers.0.{}.down_proj.weight"
+    assert dense.format("block_sparse_moe") in tensors
+    layer_types, mlp_types = config.pop("layer_types"), config.pop("mlp_layer_types")
+    assert mlp_types == ["dense", "sparse", "sparse", "sparse"]
+    config["first_k_dense_replace"] = 1
+    config["linear_attn_config"] = {
+        "full_attn_layers": [number for number, kind in enumerate(layer_types, 1) if kind == "full_attention"],
+        "kda_layers": [number for number, kind in enumerate(layer_types, 1) if kind == "linear_attention"],
+        "head_dim": config.pop("linear_head_dim"),
+        "num_heads": config.pop("linear_num_heads"),
+        "short_conv_kernel_size": config.pop("linear_conv_kernel_dim"),
+    }
+    (published / "config.json").write_text(json.dumps(config))
+    of_dense = re.compile(r"(layers\.0)\.block_sparse_moe\.")
+    renamed = {of_dense.sub(r"\1.mlp.", name): value for name, value in tensors.items()}
+    assert dense.format("mlp") in renamed
+    save_file(renamed, published / "model.safetensors", {"format": "pt"})
+    expected = Harness(ops, written).logits(token_ids)
+    assert torch.equal(Harness(ops, published).logits(token_ids), expected)
+    assert (transformers_logits(published, tuple(token_ids)) - expected).abs().max().item() < TOLERANCE
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -5,6 +5,7 @@ sequences that are cut into steps and in company.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -33,6 +34,8 @@ DELTA = GatedDeltaWeights(
     norm_eps=1e-3,
     most_rate=1.75,
 )
+CHANNEL_DELTA = replace(DELTA, time_bias=numbers(HEADS, KEY_SIZE), gates_by_sigmoid=True)
+BY_CHANNEL = "gated_delta by channel"
 RATES = torch.tensor((0.5, 0.25, 0.125, 1.0, 2.0, 0.01))
 LIGHTNING = LightningWeights(decay=torch.exp(-RATES), norm=numbers(INNER, seed=2), norm_eps=1e-6)
 
@@ -58,6 +61,11 @@ def runs_of(ops: dict[str, Any], dtype: torch.dtype = torch.float32) -> dict[str
             CHANNELS + INNER + 2 * HEADS,
             (WIDTH - 1) * CHANNELS + INNER * KEY_SIZE,
         ),
+        BY_CHANNEL: (
+            lambda x, states, meta: by_channel(ops["gated_delta"], x, states, meta),
+            sum(PARTS),
+            (WIDTH - 1) * CHANNELS + INNER * KEY_SIZE,
+        ),
         "lightning_attention": (
             lambda x, states, meta: ops["lightning_attention"](x, LIGHTNING, states, meta),
             4 * INNER,
@@ -71,13 +79,22 @@ def runs_of(ops: dict[str, Any], dtype: torch.dtype = torch.float32) -> dict[str
     }
 
 
+PARTS = (CHANNELS + HEADS, INNER, HEADS * KEY_SIZE)
+"""Columns of what the rule reads where each channel of a key decays by itself."""
+
+
+def by_channel(op: Callable[..., Tensor], x: Tensor, states: Tensor, step: StateMetadata) -> Tensor:
+    projected, gates, times = (part.contiguous() for part in x.split(PARTS, dim=1))
+    return op(projected, CHANNEL_DELTA, states, step, gates=gates, times=times)
+
+
 def halves(x: Tensor) -> tuple[Tensor, Tensor]:
     first, second = x.chunk(2, dim=1)
     return first.contiguous(), second.contiguous()
 
 
 @pytest.mark.parametrize("implementation", implementations_of("rg_lru"))
-@pytest.mark.parametrize("kind", ["gated_delta", "lightning_attention", "rg_lru"])
+@pytest.mark.parametrize("kind", ["gated_delta", BY_CHANNEL, "lightning_attention", "rg_lru"])
 @pytest.mark.parametrize("extra", [0, 40])
 def test_a_sequence_has_the_same_bits_however_it_is_cut_and_in_any_company(
     kind: str, extra: int, implementation: str, monkeypatch: pytest.MonkeyPatch
@@ -98,22 +115,32 @@ def rms(x: Tensor, eps: float) -> Tensor:
 
 def naive_delta(projected: Tensor) -> Tensor:
     u, gate, rate, time = projected.split((CHANNELS, INNER, HEADS, HEADS), dim=1)
+    return naive_rule(u, F.silu(gate), rate, (time + DELTA.time_bias.double()).unsqueeze(2))
+
+
+def naive_channel_delta(projected: Tensor) -> Tensor:
+    u, rate, gate, time = projected.split((CHANNELS, HEADS, *PARTS[1:]), dim=1)
+    return naive_rule(u, gate.sigmoid(), rate, time.view(-1, HEADS, KEY_SIZE) + CHANNEL_DELTA.time_bias.double())
+
+
+def naive_rule(u: Tensor, opened: Tensor, rate: Tensor, time: Tensor) -> Tensor:
+    """Shapes: time [T, HEADS, KEY_SIZE], or 1 for all channels of a key."""
     keys = KEY_HEADS * KEY_SIZE
     query, key, value = F.silu(convolved(u, DELTA.conv)).split((keys, keys, INNER), dim=1)
     query, key = (
         part.reshape(-1, KEY_HEADS, KEY_SIZE).repeat_interleave(HEADS // KEY_HEADS, dim=1) for part in (query, key)
     )
     query, key = (part / (part.square().sum(-1, keepdim=True) + 1e-6).sqrt() for part in (query, key))
-    decay = (F.softplus(time + DELTA.time_bias.double()) * DELTA.decay.double()).exp()
+    decay = (F.softplus(time) * DELTA.decay.double().unsqueeze(1)).exp()
     state, rows = torch.zeros(HEADS, KEY_SIZE, SIZE, dtype=torch.float64), []
-    for t in range(len(projected)):
-        state = state * decay[t][:, None, None]
+    for t in range(len(u)):
+        state = state * decay[t].unsqueeze(2)
         known = torch.einsum("hnd,hn->hd", state, key[t])
         change = (value[t].view(HEADS, SIZE) - known) * DELTA.most_rate * rate[t].sigmoid()[:, None]
         state = state + key[t].unsqueeze(2) * change.unsqueeze(1)
         rows.append(torch.einsum("hnd,hn->hd", state, query[t]) / KEY_SIZE**0.5)
     normed = rms(torch.stack(rows), DELTA.norm_eps) * DELTA.norm.double()
-    return normed.flatten(1) * F.silu(gate)
+    return normed.flatten(1) * opened
 
 
 def naive_lightning(projected: Tensor) -> Tensor:
@@ -145,7 +172,12 @@ def naive_rg_lru(projected: Tensor) -> Tensor:
     return torch.stack(rows) * gate
 
 
-NAIVE = {"gated_delta": naive_delta, "lightning_attention": naive_lightning, "rg_lru": naive_rg_lru}
+NAIVE = {
+    "gated_delta": naive_delta,
+    BY_CHANNEL: naive_channel_delta,
+    "lightning_attention": naive_lightning,
+    "rg_lru": naive_rg_lru,
+}
 
 
 @pytest.mark.parametrize("implementation", implementations_of("rg_lru"))

@@ -25,6 +25,7 @@ WIDE: dict[str, dict[str, Any]] = {
     "mamba2": {"expand": 8, "num_heads": 16, "head_dim": 32, "state_size": 32},
     "lfm2": {"hidden_size": 256},
     "qwen3_next": {"linear_num_value_heads": 8, "linear_key_head_dim": 64, "linear_value_head_dim": 64},
+    "kimi_linear": {"linear_num_heads": 8, "linear_head_dim": 64},
     "minimax": {"head_dim": 128},
     "recurrent_gemma": {"hidden_size": 256},
 }
@@ -69,9 +70,9 @@ def test_a_recurrence_works_within_what_is_planned(
     measured: list[int] = []
 
     def watched(op: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        def call(*args: Any) -> Tensor:
+        def call(*args: Any, **beside: Any) -> Tensor:
             with Live() as live:
-                out = op(*args)
+                out = op(*args, **beside)
             measured.append(live.most)
             return out
 

@@ -23,25 +23,42 @@ QR_INLINE void unit(float* out, const float* x, float scale, int64_t n) {
   });
 }
 
-// So many rows of a head's state and one token: h = h * decay + rate * (value - decay * (h . key)) key; values become
+// What a token leaves of a head's state, the same of all channels: (h decay) . key = decay (h . key).
+struct HeadDecay {
+  float factor;
+  vf factors;
+  explicit HeadDecay(float of_all) : factor(of_all), factors(set1(of_all)) {}
+  __attribute__((always_inline)) vf at(int64_t, int) const { return factors; }
+  __attribute__((always_inline)) vf of_key(vf keys, int64_t, int) const { return keys; }
+  __attribute__((always_inline)) float of_sum(float sum) const { return factor * sum; }
+};
+
+// Of each channel of the key: (h decay) . key = h . (decay key).
+struct ChannelDecay {
+  const float* factors;
+  __attribute__((always_inline)) vf at(int64_t i, int n) const { return load_some(factors + i, n); }
+  __attribute__((always_inline)) vf of_key(vf keys, int64_t i, int n) const { return mul(keys, at(i, n)); }
+  __attribute__((always_inline)) float of_sum(float sum) const { return sum; }
+};
+
+// So many rows of a head's state and one token: h = h * decay + rate * (value - (h * decay) . key) key; values become
 // h . query.
-template <class R>
-QR_INLINE void delta_rows(R, float* values, float* after, const float* before, float decay, float rate,
+template <class R, class Decay>
+QR_INLINE void delta_rows(R, float* values, float* after, const float* before, const Decay& decay, float rate,
                           const float* query, const float* key, int64_t size) {
   constexpr int kRows = R::count;
   vf totals[kRows], changes[kRows];
   for (int row = 0; row < kRows; ++row) totals[row] = zero();
   each_vector(size, [&](int64_t i, int n) __attribute__((always_inline)) {
-    const vf keys = load_some(key + i, n);
+    const vf keys = decay.of_key(load_some(key + i, n), i, n);
     for (int row = 0; row < kRows; ++row) totals[row] = fma(load_some(before + row * size + i, n), keys, totals[row]);
   });
   for (int row = 0; row < kRows; ++row) {
-    changes[row] = set1(rate * (values[row] - decay * sum(totals[row])));
+    changes[row] = set1(rate * (values[row] - decay.of_sum(sum(totals[row]))));
     totals[row] = zero();
   }
-  const vf kept = set1(decay);
   each_vector(size, [&](int64_t i, int n) __attribute__((always_inline)) {
-    const vf keys = load_some(key + i, n), queries = load_some(query + i, n);
+    const vf keys = load_some(key + i, n), queries = load_some(query + i, n), kept = decay.at(i, n);
     for (int row = 0; row < kRows; ++row) {
       const vf state = fma(changes[row], keys, mul(load_some(before + row * size + i, n), kept));
       R::put(after + row * size + i, state, n);
@@ -51,28 +68,54 @@ QR_INLINE void delta_rows(R, float* values, float* after, const float* before, f
   for (int row = 0; row < kRows; ++row) values[row] = sum(totals[row]);
 }
 
-// Some tokens of a head: their decays and rates, and their queries and keys in `room`, one token after the other.
+// What one token leaves of each channel of a head.
+template <class T>
+QR_INLINE void channel_decays(float* out, const T* time, const float* bias, float decay, int64_t n) {
+  each_vector(n, [&](int64_t i, int count) __attribute__((always_inline)) {
+    const vf step = softplus(add(load_some(time + i, count), load_some(bias + i, count)));
+    store_some(out + i, exp(mul(step, set1(decay))), count);
+  });
+}
+
+void channel_decays(float* out, const DeltaArgs& args, int64_t token, int64_t head) {
+  const int64_t n = args.key_size, at = token * args.time_stride + head * n;
+  const float *bias = args.time_bias + head * n, decay = args.decay[head];
+  if (args.dtype == QR_FLOAT32)
+    channel_decays(out, static_cast<const float*>(args.time) + at, bias, decay, n);
+  else if (args.dtype == QR_BFLOAT16)
+    channel_decays(out, static_cast<const Bf16*>(args.time) + at, bias, decay, n);
+  else
+    channel_decays(out, static_cast<const Fp16*>(args.time) + at, bias, decay, n);
+}
+
+// Some tokens of a head: their rates, and the decays of a head that decays as one. Queries, keys and the decays of each
+// channel are in `room`, one token after the other.
 struct DeltaSteps {
   HeadSteps time;
   alignas(64) float rate[kStepTokens];
 
   DeltaSteps(const DeltaArgs& args, const ScanPiece& piece, int64_t begin, int64_t end) {
-    const int64_t head = piece.begin, size = args.key_size, first = begin * args.narrow_stride + head;
-    numbers_of_head(time.time, args.time, args.dtype, first, args.narrow_stride, end - begin);
-    time_steps(time, args.time_bias[head], args.decay[head]);
-    numbers_of_head(rate, args.rate, args.dtype, first, args.narrow_stride, end - begin);
+    const int64_t head = piece.begin, size = args.key_size;
+    if (!args.by_channel) {
+      numbers_of_head(time.time, args.time, args.dtype, begin * args.time_stride + head, args.time_stride, end - begin);
+      time_steps(time, args.time_bias[head], args.decay[head]);
+    }
+    numbers_of_head(rate, args.rate, args.dtype, begin * args.rate_stride + head, args.rate_stride, end - begin);
     for (int64_t i = 0; i < kStepTokens; i += W) store(rate + i, mul(sigmoid(load(rate + i)), set1(args.most_rate)));
     const float scale = inverse_root(float(size));
     for (int64_t token = begin; token < end; ++token) {
       const float* query = args.x + token * args.stride + head / (args.heads / args.key_heads) * size;
-      float* to = piece.room + (token - begin) * 2 * size;
+      float* to = piece.room + (token - begin) * args.room_of_token();
       unit(to, query, scale, size);
       unit(to + size, query + args.key_heads * size, 1.0f, size);
+      if (args.by_channel) channel_decays(to + 2 * size, args, token, head);
     }
   }
 };
 
-void gated_delta_scan(const DeltaArgs& args, const ScanPiece& piece) {
+// decay_of gives what a token leaves, from the steps, its place among them and its vectors in `room`.
+template <class DecayOf>
+QR_INLINE void gated_delta_scan_of(const DeltaArgs& args, const ScanPiece& piece, const DecayOf& decay_of) {
   const int64_t size = args.key_size, column = 2 * args.key_heads * size + piece.begin * args.value_size;
   for (int64_t begin = piece.token_begin; begin < piece.token_end; begin += kStepTokens) {
     const int64_t end = begin + kStepTokens < piece.token_end ? begin + kStepTokens : piece.token_end;
@@ -80,11 +123,23 @@ void gated_delta_scan(const DeltaArgs& args, const ScanPiece& piece) {
     scan_rows<kDeltaRows>(
         piece, args.value_size, size, begin, end,
         [&](auto rows, int64_t token, int64_t p, float* after, const float* before) __attribute__((always_inline)) {
-          const float* query = piece.room + (token - begin) * 2 * size;
-          delta_rows(rows, args.x + token * args.stride + column + p, after, before, steps.time.decay[token - begin],
-                     steps.rate[token - begin], query, query + size, size);
+          const float* query = piece.room + (token - begin) * args.room_of_token();
+          delta_rows(rows, args.x + token * args.stride + column + p, after, before,
+                     decay_of(steps, token - begin, query), steps.rate[token - begin], query, query + size, size);
         });
   }
+}
+
+void gated_delta_scan(const DeltaArgs& args, const ScanPiece& piece) {
+  if (args.by_channel)
+    gated_delta_scan_of(args, piece, [&](const DeltaSteps&, int64_t, const float* room) __attribute__((always_inline)) {
+      return ChannelDecay{room + 2 * args.key_size};
+    });
+  else
+    gated_delta_scan_of(args, piece,
+                        [&](const DeltaSteps& steps, int64_t index, const float*) __attribute__((always_inline)) {
+                          return HeadDecay(steps.time.decay[index]);
+                        });
 }
 
 // ---- lightning attention ----

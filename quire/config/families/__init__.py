@@ -81,6 +81,7 @@ ARCHITECTURES: Mapping[str, str] = MappingProxyType(
         "jais2": "Jais2ForCausalLM",
         "jamba": "JambaForCausalLM",
         "jetmoe": "JetMoeForCausalLM",
+        "kimi_linear": "KimiLinearForCausalLM",
         "kolibri1": "Kolibri1ForCausalLM",
         "laguna": "LagunaForCausalLM",
         "lara_mini": "LaraMiniForCausalLM",

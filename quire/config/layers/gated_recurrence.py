@@ -44,6 +44,24 @@ def gated_delta(keys: ConfigKeys, layout: DeltaLayout) -> GatedDeltaSpec:
     )
 
 
+def kimi_delta(keys: ConfigKeys) -> GatedDeltaSpec:
+    """A layer of Kimi Delta Attention, whose heads have keys of their own, as wide as values. Raises: ConfigError."""
+    check_silu(keys)
+    num_heads, size = keys.count("linear_num_heads"), keys.count("linear_head_dim")
+    return GatedDeltaSpec(
+        num_key_heads=num_heads,
+        num_value_heads=num_heads,
+        key_size=size,
+        value_size=size,
+        conv_width=keys.count("linear_conv_kernel_dim", most=MAX_CONV_WIDTH),
+        layout=DeltaLayout.LOW_RANK,
+        norm_eps=keys.positive("rms_norm_eps"),
+        by_channel=True,
+        gate_activation="sigmoid",
+        rank=size,
+    )
+
+
 def lightning_layers(keys: ConfigKeys, num_layers: int) -> tuple[RecurrentSpec | None, ...]:
     """MiniMax: lightning attention in the layers that `layer_types` lists, or in every other from the second on."""
     check_silu(keys)

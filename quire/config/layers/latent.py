@@ -16,12 +16,12 @@ MAX_HEADS = 4096
 """Each has weights of its own; more can only be a mistake."""
 
 
-def latent_attention(interleaved: Flag) -> LatentRule:
-    """Latent attention in all layers, whose rotated features are pairs of neighbours or not."""
+def latent_attention(interleaved: Flag = False, *, rotates: bool = True) -> LatentRule:
+    """Latent attention in all layers, whose rotated features are pairs of neighbours or not, or do not rotate."""
 
     def rule(keys: ConfigKeys, max_position: int, aliases: Mapping[str, str]) -> LatentAttentionSpec:
         nope_size, rope_size = keys.count("qk_nope_head_dim"), keys.count("qk_rope_head_dim")
-        rope = _rope(keys, rope_size, max_position, aliases)
+        rope = _rope(keys, rope_size, max_position, aliases) if rotates else None
         return LatentAttentionSpec(
             query_rank=keys.optional_count("q_lora_rank"),
             latent_size=keys.count("kv_lora_rank"),
@@ -55,9 +55,9 @@ def _rope(keys: ConfigKeys, rope_size: int, max_position: int, aliases: Mapping[
     return rope
 
 
-def _query_scale(rope: RopeConfig, size: int) -> float:
+def _query_scale(rope: RopeConfig | None, size: int) -> float:
     """DeepSeek puts yarn's factor here, and the inverse of what `mscale_all_dim` makes of it into the rotation."""
     scale = 1.0 / math.sqrt(size)
-    if rope.type is RopeType.DEFAULT or rope.mscale_all_dim is None:
+    if rope is None or rope.type is RopeType.DEFAULT or rope.mscale_all_dim is None:
         return scale
     return scale * yarn_scale(rope.factor, rope.mscale_all_dim) ** 2

@@ -145,7 +145,8 @@ class LatentAttentionSpec(Mixer):
     """Features of each query that are not rotated."""
     value_size: int
     """Of a head."""
-    rope: RopeConfig
+    rope: RopeConfig | None
+    """None where nothing is rotated: the shared key is there all the same."""
     interleaved: bool
     """Rotates neighbours (2i, 2i + 1) instead of (i, i + rope_size / 2)."""
     query_scale: float
@@ -324,6 +325,8 @@ class DeltaLayout(StrEnum):
     """One tensor, with the kinds in the same order (Lara Mini)."""
     APART = "apart"
     """A tensor for each kind, and a convolution for each of queries, keys and values (OLMo Hybrid)."""
+    LOW_RANK = "low_rank"
+    """As APART, but gates and time steps are products of two thin tensors each (Kimi Linear)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -342,11 +345,23 @@ class GatedDeltaSpec(Mixer):
     norm_eps: float
     most_rate: float = 1.0
     """By which the sigmoids of rates are multiplied: 2 lets a state change its sign."""
+    by_channel: bool = False
+    """Each channel of a key decays by itself, instead of a head as one (https://arxiv.org/abs/2510.26692)."""
+    gate_activation: str = "silu"
+    """What gates pass before they multiply: silu or sigmoid."""
+    rank: int | None = None
+    """Features between the two products that give gates, and between those that give time steps; None where one
+    product gives all."""
 
     @property
     def inner_size(self) -> int:
         """Channels: those of all values."""
         return self.num_value_heads * self.value_size
+
+    @property
+    def num_times(self) -> int:
+        """Time steps of a token."""
+        return self.num_value_heads * (self.key_size if self.by_channel else 1)
 
     @property
     def state_size(self) -> int:
@@ -365,13 +380,17 @@ class GatedDeltaSpec(Mixer):
 
     @property
     def in_features(self) -> int:
-        """What the products into the layer give: the convolution's input, the gate, and two numbers per value head."""
+        """What the product into the layer gives: the convolution's input, the gate, and two numbers per value head; of
+        a low rank, gates and time steps are not in it.
+        """
         return sum(self.in_parts)
 
     @property
     def in_parts(self) -> tuple[int, ...]:
         """Rows of the tensors, or parts of tensors, in which the checkpoint has the product into the layer."""
         keys, heads = self.num_key_heads, self.num_value_heads
+        if self.layout is DeltaLayout.LOW_RANK:
+            return *self.conv_parts, heads
         if self.layout is DeltaLayout.APART:
             return *self.conv_parts, self.inner_size, heads, heads
         if self.layout is DeltaLayout.BY_KIND:

@@ -435,6 +435,12 @@ def _recur(layout: _Layout, arch: ModelArch, mixer: RecurrentSpec) -> None:
     pieces = [f"projected {index}" for index in range(len(parts))]
     for piece, columns in zip(pieces, parts, strict=True):
         layout.take(piece, columns)
+    if isinstance(mixer, GatedDeltaSpec) and mixer.rank is not None:
+        for piece, columns in (("gates", mixer.inner_size), ("times", mixer.num_times)):
+            layout.take("thin", mixer.rank)
+            layout.take(piece, columns)
+            layout.free("thin")
+            pieces.append(piece)
     if isinstance(mixer, MambaSpec):
         _derive(layout, mixer)
         layout.take("scanned", mixer.inner_size)
@@ -499,7 +505,7 @@ def _reference_bytes(arch: ModelArch, item: int) -> int:
     size, (heads, qkv) = arch.hidden_size, _widest_heads(arch)
     recurrent = max(
         (
-            item * (2 * size + mixer.in_features + mixer.inner_size) + 4 * mixer.in_features
+            item * (2 * size + _scanned_features(mixer) + mixer.inner_size) + 4 * mixer.in_features
             for mixer in arch.recurrences
         ),
         default=0,
@@ -520,6 +526,13 @@ def _reference_bytes(arch: ModelArch, item: int) -> int:
     if arch.streams is not None or arch.layer_embeddings is not None:
         mlp += beside
     return max(beside + max(attention, recurrent, latent), mlp)
+
+
+def _scanned_features(mixer: RecurrentSpec) -> int:
+    """What all products before a scan give it."""
+    if isinstance(mixer, GatedDeltaSpec) and mixer.rank is not None:
+        return mixer.in_features + mixer.inner_size + mixer.num_times
+    return mixer.in_features
 
 
 def _widest_heads(arch: ModelArch) -> tuple[int, int]:

@@ -104,7 +104,7 @@ def _recurrence_bytes(mixer: RecurrentSpec, num_tokens: int, num_seqs: int) -> i
     if isinstance(mixer, Mamba2Spec):
         derived = 2 * mixer.num_heads
     elif isinstance(mixer, GatedDeltaSpec):
-        derived = 6 * mixer.num_value_heads
+        derived = 3 * (mixer.num_value_heads + mixer.num_times)
     else:
         derived = (8 if isinstance(mixer, RgLruSpec) else 3) * inner
     convolved = (num_tokens + num_seqs * mixer.conv_width) * channels + 4 * num_tokens * round_up(channels + 32, 32)
@@ -128,7 +128,7 @@ def _piece_bytes(mixer: RecurrentSpec) -> int:
     if isinstance(mixer, Mamba2Spec):
         return FLOAT * mixer.head_size * mixer.state_size
     if isinstance(mixer, GatedDeltaSpec):
-        return FLOAT * (mixer.value_size + 2 * TOKENS_AT_ONCE) * mixer.key_size
+        return FLOAT * (mixer.value_size + (2 + mixer.by_channel) * TOKENS_AT_ONCE) * mixer.key_size
     if isinstance(mixer, LightningSpec):
         return FLOAT * (mixer.head_size + 3 * TOKENS_AT_ONCE) * mixer.head_size
     return FLOAT * min(CHANNELS_AT_ONCE, mixer.inner_size) * mixer.state_size

@@ -235,7 +235,11 @@ def _recurrent(arch: ModelArch, mixer: MixerSpec) -> Counter[Shape]:
 
 def _linear_attention(arch: ModelArch, mixer: MixerSpec) -> Counter[Shape]:
     assert isinstance(mixer, (GatedDeltaSpec, LightningSpec))
-    return Counter([(mixer.in_parts, arch.hidden_size), ((arch.hidden_size,), mixer.inner_size)])
+    shapes = Counter[Shape]([(mixer.in_parts, arch.hidden_size), ((arch.hidden_size,), mixer.inner_size)])
+    if isinstance(mixer, GatedDeltaSpec) and mixer.rank is not None:
+        shapes[(mixer.rank,), arch.hidden_size] += 2
+        shapes.update([((mixer.inner_size,), mixer.rank), ((mixer.num_times,), mixer.rank)])
+    return shapes
 
 
 def _rg_lru(arch: ModelArch, mixer: MixerSpec) -> Counter[Shape]:
@@ -285,7 +289,7 @@ def _recurrent_floats(arch: ModelArch, mixer: RecurrentSpec) -> int:
     if isinstance(mixer, LightningSpec):
         return mixer.inner_size
     if isinstance(mixer, GatedDeltaSpec):
-        return mixer.conv_channels * mixer.conv_width + 2 * mixer.num_value_heads + mixer.value_size
+        return mixer.conv_channels * mixer.conv_width + mixer.num_value_heads + mixer.num_times + mixer.value_size
     if isinstance(mixer, RgLruSpec):
         return mixer.width * (mixer.conv_width + 6) + arch.hidden_size
     floats = mixer.has_bias * (mixer.in_features + arch.hidden_size)

@@ -15,7 +15,15 @@ from quire.ops.operands import GatedDeltaWeights, LightningWeights, RgLruWeights
 lib = load()
 
 
-def gated_delta(projected: Tensor, weights: GatedDeltaWeights, states: Tensor, metadata: StateMetadata) -> Tensor:
+def gated_delta(
+    projected: Tensor,
+    weights: GatedDeltaWeights,
+    states: Tensor,
+    metadata: StateMetadata,
+    *,
+    gates: Tensor | None = None,
+    times: Tensor | None = None,
+) -> Tensor:
     """See `Ops.gated_delta`."""
     tokens, width = projected.shape
     dtype = projected.dtype
@@ -23,14 +31,16 @@ def gated_delta(projected: Tensor, weights: GatedDeltaWeights, states: Tensor, m
     channels, inner = weights.conv.weight.shape[0], heads * size
     x = empty((tokens, channels), torch.float32)
     convolve(x, x, projected, 0, weights.conv, states, metadata, activation="silu")
-    rates = projected.data_ptr() + (channels + inner) * dtype.itemsize
+    rates = projected.data_ptr() + (channels + (inner if gates is None else 0)) * dtype.itemsize
     check(
         lib.qr_gated_delta_scan(
             x.data_ptr(),
             rates,
-            rates + heads * dtype.itemsize,
-            DTYPES[dtype],
             width,
+            rates + heads * dtype.itemsize if times is None else times.data_ptr(),
+            width if times is None else times.shape[1],
+            DTYPES[dtype],
+            int(weights.by_channel),
             weights.time_bias.data_ptr(),
             weights.decay.data_ptr(),
             weights.most_rate,
@@ -43,8 +53,12 @@ def gated_delta(projected: Tensor, weights: GatedDeltaWeights, states: Tensor, m
             *places(states, metadata),
         )
     )
-    norm = GatedNorm(weights.norm, weights.norm_eps, heads, shares_weight=True, norms_before_gate=True)
-    return gated_norm(x, channels - inner, projected, channels, inner, norm)
+    by_sigmoid = weights.gates_by_sigmoid
+    norm = GatedNorm(
+        weights.norm, weights.norm_eps, heads, shares_weight=True, norms_before_gate=True, by_sigmoid=by_sigmoid
+    )
+    column = channels if gates is None else 0
+    return gated_norm(x, channels - inner, projected if gates is None else gates, column, inner, norm)
 
 
 def lightning_attention(

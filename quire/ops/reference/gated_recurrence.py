@@ -11,9 +11,18 @@ from quire.ops.threads import one_thread
 
 
 @one_thread()
-def gated_delta(projected: Tensor, weights: GatedDeltaWeights, states: Tensor, metadata: StateMetadata) -> Tensor:
+def gated_delta(
+    projected: Tensor,
+    weights: GatedDeltaWeights,
+    states: Tensor,
+    metadata: StateMetadata,
+    *,
+    gates: Tensor | None = None,
+    times: Tensor | None = None,
+) -> Tensor:
     """See `Ops.gated_delta`."""
-    return gated_recurrence.gated_delta(projected, weights, states, metadata).to(projected.dtype)
+    out = gated_recurrence.gated_delta(projected, weights, states, metadata, gates, times)
+    return out.to(projected.dtype)
 
 
 @one_thread()

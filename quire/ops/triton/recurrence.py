@@ -6,6 +6,7 @@ import torch
 import triton
 from torch import Tensor
 
+from quire.ops.gated_recurrence import DeltaInputs
 from quire.ops.operands import (
     ConvWeights,
     GatedDeltaWeights,
@@ -97,12 +98,19 @@ def short_conv(projected: Tensor, weights: ConvWeights, states: Tensor, metadata
     return out
 
 
-def gated_delta(projected: Tensor, weights: GatedDeltaWeights, states: Tensor, metadata: StateMetadata) -> Tensor:
+def gated_delta(
+    projected: Tensor,
+    weights: GatedDeltaWeights,
+    states: Tensor,
+    metadata: StateMetadata,
+    *,
+    gates: Tensor | None = None,
+    times: Tensor | None = None,
+) -> Tensor:
     """See `Ops.gated_delta`."""
     heads, size = len(weights.decay), len(weights.norm)
-    parts = (weights.conv.weight.shape[0], heads * size, heads, heads)
-    mixed, gate, rates, times = projected.split_with_sizes(parts, dim=1)
-    mixed = _convolved(mixed, weights.conv, states, metadata)
+    convolved, gates, rates, times = DeltaInputs.of(projected, weights, gates, times)
+    mixed = _convolved(convolved, weights.conv, states, metadata)
     y, tile = mixed.new_empty(len(projected), heads * size), tile_of(weights.key_size)
     kernels.gated_delta_kernel[(_num_sequences(metadata), heads, triton.cdiv(size, tile["ROWS"]))](
         mixed,
@@ -113,6 +121,7 @@ def gated_delta(projected: Tensor, weights: GatedDeltaWeights, states: Tensor, m
         y,
         *_pages(states, metadata),
         *_halves(states),
+        rates.stride(0),
         times.stride(0),
         FIRST=weights.conv.num_inputs,
         HEADS=heads,
@@ -120,9 +129,10 @@ def gated_delta(projected: Tensor, weights: GatedDeltaWeights, states: Tensor, m
         SIZE=size,
         NUMBERS=weights.key_size,
         MOST_RATE=weights.most_rate,
+        BY_CHANNEL=weights.by_channel,
         **tile,
     )
-    return _gated(y, gate, weights.norm, weights.norm_eps, heads)
+    return _gated(y, gates, weights.norm, weights.norm_eps, heads, silu=not weights.gates_by_sigmoid)
 
 
 def lightning_attention(

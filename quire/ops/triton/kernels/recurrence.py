@@ -219,14 +219,14 @@ def mamba2_kernel(
 @dependent(do_not_specialize=STEP)
 def gated_delta_kernel(
     mixed, rates, times, time_bias, decay, out, states, query_start, reads, writes, num_sequences, half, half_stride,
-    times_stride, FIRST: tl.constexpr, HEADS: tl.constexpr, KEYS: tl.constexpr, SIZE: tl.constexpr,
-    NUMBERS: tl.constexpr, MOST_RATE: tl.constexpr, PADDED: tl.constexpr, ROWS: tl.constexpr,
+    rates_stride, times_stride, FIRST: tl.constexpr, HEADS: tl.constexpr, KEYS: tl.constexpr, SIZE: tl.constexpr,
+    NUMBERS: tl.constexpr, MOST_RATE: tl.constexpr, BY_CHANNEL: tl.constexpr, PADDED: tl.constexpr, ROWS: tl.constexpr,
     PDL: tl.constexpr = False,
 ):  # fmt: skip
     """Steps 1 (from the convolution on) and 2 of `Ops.gated_delta`: program (sequence, head, tile of its channels).
 
-    Shapes: mixed [T, 2 * KEYS * NUMBERS + HEADS * SIZE] float32: queries, keys and values; rates and times [T, HEADS],
-    out [T, HEADS * SIZE] float32.
+    Shapes: mixed [T, 2 * KEYS * NUMBERS + HEADS * SIZE] float32: queries, keys and values; rates [T, HEADS], out
+    [T, HEADS * SIZE] float32; times [T, HEADS] and time_bias [HEADS], or, BY_CHANNEL, NUMBERS for each head.
     """
     await_inputs(PDL)
     sequence, head = tl.program_id(0), tl.program_id(1)
@@ -237,7 +237,11 @@ def gated_delta_kernel(
     is_inside = is_channel[:, None] & is_number[None, :]
     places = FIRST + (head * SIZE + channels)[:, None] * NUMBERS + number[None, :]
     state = load_numbers(states, tl.load(reads + sequence), places, half, half_stride, is_inside)
-    bias, factor = tl.load(time_bias + head), tl.load(decay + head)
+    factor = tl.load(decay + head)
+    if BY_CHANNEL:
+        bias = tl.load(time_bias + head * NUMBERS + number, mask=is_number, other=0.0)
+    else:
+        bias = tl.load(time_bias + head)
     own = head * SIZE + channels
     vector = head // (HEADS // KEYS) * NUMBERS + number
     start, end = tl.load(query_start + sequence), tl.load(query_start + sequence + 1)
@@ -249,10 +253,13 @@ def gated_delta_kernel(
         query = query / tl.sqrt(tl.sum(query * query, axis=0) + UNIT_EPS) / root
         key = key / tl.sqrt(tl.sum(key * key, axis=0) + UNIT_EPS)
         value = tl.load(row + 2 * KEYS * NUMBERS + own, mask=is_channel, other=0.0)
-        at = token * times_stride + head
-        dt = softplus(tl.load(times + at).to(tl.float32) + bias)
-        state = state * tl.exp(dt * factor)
-        rate = MOST_RATE * sigmoid(tl.load(rates + at).to(tl.float32))
+        if BY_CHANNEL:
+            time = tl.load(times + token * times_stride + head * NUMBERS + number, mask=is_number, other=0.0)
+            state = state * tl.exp(softplus(time.to(tl.float32) + bias) * factor)[None, :]
+        else:
+            dt = softplus(tl.load(times + token * times_stride + head).to(tl.float32) + bias)
+            state = state * tl.exp(dt * factor)
+        rate = MOST_RATE * sigmoid(tl.load(rates + token * rates_stride + head).to(tl.float32))
         change = (value - tl.sum(state * key[None, :], axis=1)) * rate
         state += change[:, None] * key[None, :]
         result = tl.sum(state * query[None, :], axis=1)
@@ -364,11 +371,11 @@ _TYPES = _STATES | dict.fromkeys(_FLOATS, "*fp32") | {"eps": "fp32"}
 
 
 def _variants(dtype: str) -> list[Variant]:
-    """In the sizes of Mamba, Falcon-H1, Qwen3-Next, MiniMax, LFM2 and RecurrentGemma."""
+    """In the sizes of Mamba, Falcon-H1, Qwen3-Next, Kimi Linear, MiniMax, LFM2 and RecurrentGemma."""
     types = _TYPES | dict.fromkeys(("x", "gate", "given", "rates", "times"), dtype)
     conv = {"WIDTH": 4, "BLOCK": BLOCK}
     scan = {"FIRST": 4096}
-    delta: dict[str, Any] = {"HEADS": 32, "KEYS": 16, "SIZE": 128, "NUMBERS": 128, "MOST_RATE": 1.0}
+    delta: dict[str, Any] = {"HEADS": 32, "SIZE": 128, "NUMBERS": 128, "MOST_RATE": 1.0}
     norm = {"NORMED": True, "GATED_FIRST": True, "SILU": True, "BLOCK": 4096}
     wide = types | {"x": "*fp32", "times": "*fp32", "out": dtype}
     short = types | {"factors": dtype, "gates": dtype, "out": dtype}
@@ -382,11 +389,23 @@ def _variants(dtype: str) -> list[Variant]:
             types | {"out": "*fp32"},
             scan | {"HEADS": 64, "GROUPS": 1, "SIZE": 64, "NUMBERS": 256} | tile_of(256),
         ),
-        variant_of(gated_delta_kernel, types | {"out": "*fp32"}, delta | scan | tile_of(128)),
+        *(
+            variant_of(
+                gated_delta_kernel,
+                types | {"out": "*fp32"},
+                delta | {"KEYS": keys, "BY_CHANNEL": by_channel} | scan | tile_of(128),
+            )
+            for keys, by_channel in ((16, False), (32, True))
+        ),
         variant_of(lightning_kernel, types | {"out": "*fp32"}, {"HEADS": 64, "SIZE": 128} | tile_of(128)),
         variant_of(rg_lru_kernel, types | {"out": dtype}, {"FIRST": 7680, "BLOCK_SIZE": 256, "BLOCK": BLOCK}),
         variant_of(gate_norm_kernel, types | {"out": dtype}, norm),
-        variant_of(gate_norm_kernel, types | {"out": dtype}, norm | {"GATED_FIRST": False, "BLOCK": 128}),
+        *(
+            variant_of(
+                gate_norm_kernel, types | {"out": dtype}, norm | {"GATED_FIRST": False, "SILU": silu, "BLOCK": 128}
+            )
+            for silu in (True, False)
+        ),
     ]
 
 
