@@ -15,6 +15,7 @@ from quire.config.config_keys import ConfigKeys
 from quire.config.layers.experts import ExpertsRule, ExpertsSpec
 from quire.config.layers.layer_kinds import (
     HeadsRule,
+    LayerKind,
     LayerRule,
     ReadRule,
     RotationRule,
@@ -341,6 +342,8 @@ class FamilySpec:
     """What queries are multiplied by at each position."""
     has_sinks: Flag = False
     """Each query head has a learned score of no token."""
+    sinks_in: tuple[LayerKind, ...] = tuple(LayerKind)
+    """The kinds of layers that have these scores."""
     is_gated: Flag = False
     """What each head attended to passes a gate: the product that `names.gate` names, or else the one of the queries,
     which has the gate of each head behind its query."""

@@ -92,6 +92,7 @@ ARCHITECTURES: Mapping[str, str] = MappingProxyType(
         "mamba": "MambaForCausalLM",
         "mamba2": "Mamba2ForCausalLM",
         "mellum": "MellumForCausalLM",
+        "mimo_v2_flash": "MiMoV2FlashForCausalLM",
         "minicpm3": "MiniCPM3ForCausalLM",
         "minimax": "MiniMaxForCausalLM",
         "minimax_m2": "MiniMaxM2ForCausalLM",
