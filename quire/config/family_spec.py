@@ -159,7 +159,8 @@ class MlpSpec:
     has_bias: bool
     experts: ExpertsSpec | None = None
     beside: ExpertsSpec | None = None
-    """A mixture of experts beside a gated MLP, between norms of its own, which `model_class` computes."""
+    """A mixture of experts beside a gated MLP, which `model_class` computes: between norms of its own (Gemma 4), or
+    added behind the layer that follows (LongCat Flash)."""
     cutoff: float = 0.0
     """Of a sparse MLP: gates lose their mean and so many of their standard deviations; those below zero are zero."""
     factors: Factors = Factors()

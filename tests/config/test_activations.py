@@ -62,6 +62,7 @@ GATED = {
     },
     "gemma4_unified_text": {"global_head_dim": 64},
     "laguna": {"gating": "per-element"},
+    "mimo_v2_flash": {"head_dim": 48},
 }
 """Families with gates, recurrences or query heads of their own -> what makes another of their parts the widest."""
 

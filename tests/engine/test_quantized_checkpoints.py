@@ -99,6 +99,18 @@ def test_keys_that_are_values_are_read_twice_and_planned_so(format: str, ops: st
 
 
 @pytest.mark.parametrize("ops", available_ops())
+@pytest.mark.parametrize("format", ["ct-int4", "gptq-desc-act", "ct-fp8", "fp8-blocks"])
+def test_weights_around_narrow_values_are_numbers_and_planned_so(format: str, ops: str, tmp_path: Path) -> None:
+    sizes = {"layer_types": ["sliding_attention", "full_attention"], "head_dim": 96, "v_head_dim": 32}
+    quantized, plain = make_quantized_checkpoint(format, tmp_path, "mimo_v2_flash", **sizes, moe_intermediate_size=64)
+    torch.testing.assert_close(logits_of(quantized, "reference"), logits_of(plain, "reference"), atol=2e-4, rtol=1e-4)
+    arch = read_model_arch(json.loads((quantized / "config.json").read_text()), quantized)
+    model = Harness(ops_of(ops), quantized, arch=arch).model
+    loaded = sum(tensor.nbytes for tensor in {tensor.data_ptr(): tensor for tensor in tensors_of(model)}.values())
+    assert weight_bytes(arch, "float32", ops=ops) == pytest.approx(loaded, rel=0.02)
+
+
+@pytest.mark.parametrize("ops", available_ops())
 @pytest.mark.parametrize("format", FORMATS)
 def test_the_plan_counts_what_they_take(format: str, ops: str, pairs: dict[str, Pair]) -> None:
     directory, _ = pairs[format]

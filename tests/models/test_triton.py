@@ -41,6 +41,7 @@ PARITY = {
         "top_k_experts": 2,
         "moe_intermediate_size": 24,
     },
+    "mimo_v2_flash": {"num_hidden_layers": 2, "layer_types": ["full_attention", "sliding_attention"]},
     "deepseek_v2": {"num_hidden_layers": 2},
     "mamba": {"num_hidden_layers": 1},
     "bamba": {"num_hidden_layers": 2, "attn_layer_indices": [1]},
@@ -49,8 +50,8 @@ PARITY = {
     "recurrent_gemma": {"num_hidden_layers": 2},
 }
 """A plain decoder; one with windows, soft caps, norms on both sides and a scaled embedding; one of experts; one with
-experts beside an MLP, embeddings of each layer, and heads that differ from layer to layer; one with latents; and
-recurrent layers of most kinds."""
+experts beside an MLP, embeddings of each layer, and heads that differ from layer to layer; one with values
+narrower than keys, and sinks; one with latents; and recurrent layers of most kinds."""
 LONG = ("llama", "gemma2", "mixtral", "deepseek_v2")
 """Families whose prompt goes past a page: the interpreter is slow."""
 WAITS = ("item", "_local_scalar_dense", "is_nonzero", "nonzero", "equal", "masked_select", "_unique2", "bincount")

@@ -89,6 +89,7 @@ ARCHITECTURES: Mapping[str, str] = MappingProxyType(
         "lfm3": "Lfm3ForCausalLM",
         "llama": "LlamaForCausalLM",
         "llama4_text": "Llama4ForCausalLM",
+        "longcat_flash": "LongcatFlashForCausalLM",
         "mamba": "MambaForCausalLM",
         "mamba2": "Mamba2ForCausalLM",
         "mellum": "MellumForCausalLM",

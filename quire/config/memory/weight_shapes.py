@@ -356,7 +356,7 @@ def _attention_experts(arch: ModelArch) -> list[LinearShape]:
 
 def _mixture(arch: ModelArch, experts: ExpertsSpec, count: int) -> list[LinearShape]:
     size, chosen = arch.hidden_size, experts.routing.num_chosen
-    router = (experts.num_experts, 1) if experts.has_shared_gate else (experts.num_experts,)
+    router = (experts.num_candidates, 1) if experts.has_shared_gate else (experts.num_candidates,)
     shapes = [LinearShape(parts=router, in_features=size, count=count, dtype="float32")]
     parts = 1 + experts.is_gated
     shapes += _experts(size, experts.size, parts, count * experts.num_experts, count * chosen)
@@ -371,9 +371,9 @@ def _experts(size: int, inner: int, parts: int, count: int, active: int) -> list
 
 
 def _beside_floats(arch: ModelArch, experts: ExpertsSpec) -> int:
-    """With the norms around experts and their MLP, and ones, which the router's norm has in place of the scale that its
-    weight carries."""
-    return _expert_floats(arch, experts) + 4 * arch.hidden_size
+    """Where they have a scale of what the router reads (Gemma 4), with the norms around experts and their MLP, and ones,
+    which the router's norm has in place of the scale that its weight carries."""
+    return _expert_floats(arch, experts) + experts.has_router_scale * 4 * arch.hidden_size
 
 
 def _expert_floats(arch: ModelArch, experts: ExpertsSpec) -> int:
@@ -381,8 +381,8 @@ def _expert_floats(arch: ModelArch, experts: ExpertsSpec) -> int:
     bias = experts.has_shared_bias * (parts * experts.shared_size + arch.hidden_size)
     bias += experts.has_bias * experts.num_experts * (parts * experts.size + arch.hidden_size)
     bias += experts.has_common_bias * arch.hidden_size
-    num_vectors = experts.has_choice_bias + experts.has_router_bias + experts.has_router_scale
-    return bias + num_vectors * experts.num_experts
+    bias += experts.has_choice_bias * experts.num_candidates
+    return bias + (experts.has_router_bias + experts.has_router_scale) * experts.num_experts
 
 
 def _num_floats(arch: ModelArch) -> int:
