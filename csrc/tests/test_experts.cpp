@@ -345,6 +345,8 @@ TEST(a_mixture_that_cannot_be_is_refused) {
     std::copy(experts.begin(), experts.end(), c.experts.begin());
   };
   refuses("no experts", [&] { c.mixture.num_experts = 0; });
+  refuses("identities that the router has no rows of", [&] { c.mixture.num_identities = 1; });
+  refuses("fewer identities than none", [&] { c.mixture.num_identities = -1; });
   refuses("a gate of nothing", [&] { c.mixture.has_shared_gate = 1; });
   refuses("a size", [&] { c.experts[2].size = -1; });
   refuses("a weight that is not there", [&] { c.experts[3].down.packed = nullptr; });

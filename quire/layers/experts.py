@@ -200,10 +200,11 @@ def _single_bias(ctx: LayerContext, weights: list[str], size: int) -> Tensor:
 def _stacked_expert(
     arch: ModelArch, spec: ExpertsSpec, ctx: LayerContext, spelling: _Stacked, one: ShardSpec
 ) -> ExpertWeights:
-    """With biases named after the weights, if the experts have any."""
+    """With biases named after the weights, if the experts have any. Identities have first products there, too."""
     names, size, inner = arch.family.names, arch.hidden_size, spec.size
     wide, narrow = ((1 + spec.is_gated) * inner, size), (size, inner)
-    both = _of_stack(ctx, spelling.gate_up, wide, one, transposed=names.experts_transposed)
+    first = replace(one, parts=spec.num_candidates)
+    both = _of_stack(ctx, spelling.gate_up, wide, first, transposed=names.experts_transposed)
     last = _of_stack(ctx, spelling.down, narrow, one, transposed=names.experts_transposed)
     halves = (both[::2], both[1::2]) if names.experts_mixed else split_rows(both, [inner] * (1 + spec.is_gated))
     return ExpertWeights(
