@@ -99,7 +99,7 @@ struct Case {
       experts.push_back({weights.draw(first_outputs(size), k, kind.dtype, kind.format, kind.group, kind.has_bias),
                          weights.draw(n, size, kind.dtype, kind.format, kind.group, kind.has_bias), size});
     mixture = {weights.draw(num_experts + has_shared, k, QR_FLOAT32, 0, 0, false), nullptr, nullptr, experts.data(),
-               num_experts, has_shared, has_shared, k, n};
+               num_experts, has_shared, has_shared, k, n, 0};
   }
 
   // The router reads `routed`, from the same row on, where there is one.

@@ -1,9 +1,9 @@
 """Weights around value heads that are narrower than keys.
 
-The KV cache and the ops of attention have one size for keys and values. So the product to values gives zeros behind each
-value, and the output's product has zeros where it reads them. Zeros change no bit of a sum.
+The KV cache and the ops of attention have one size for keys and values. So the product to values gives zeros behind
+each value, and the output's product has zeros where it reads them.
 
-These weights stay as numbers where the checkpoint has them quantised: zeros fit neither its blocks nor its groups.
+These weights become numbers where the checkpoint has them quantised: zeros fit neither its blocks nor its groups.
 """
 
 from __future__ import annotations
@@ -34,9 +34,7 @@ def narrow_projection(arch: ModelArch, ctx: LayerContext, heads: Heads) -> Linea
     counts = (heads.query_size, heads.kv_size, num_values)
 
     def read(kind: str, width: tuple[int, ...]) -> list[Rows]:
-        parts = [
-            ctx.read_plain(f"{name}.{kind}", (count, *width)) for name, count in zip(names, counts, strict=True)
-        ]
+        parts = [ctx.read_plain(f"{name}.{kind}", (count, *width)) for name, count in zip(names, counts, strict=True)]
         return [*parts[:2], _filled(parts[2], heads.num_kv_heads, heads)]
 
     weight = ctx.packed([f"{name}.weight" for name in names], read("weight", (arch.hidden_size,)))

@@ -13,7 +13,7 @@ from quire.config.memory.weight_shapes import num_active_parameters, num_paramet
 from quire.errors import ConfigError
 
 NUM_LAYERS = 48
-WINDOWS = [int(0 < index and (index + 1) % 6 > 0) for index in range(NUM_LAYERS)]
+WINDOWS = [int(index > 0 and (index + 1) % 6 > 0) for index in range(NUM_LAYERS)]
 PUBLISHED: dict[str, Any] = {
     "architectures": ["MiMoV2FlashForCausalLM"],
     "model_type": "mimo_v2_flash",

@@ -112,7 +112,16 @@ def num_parameters(arch: ModelArch) -> int:
     floats = (
         shapes.floats - _num_made(arch) + _num_activation_parameters(arch) + arch.scales.of_layers * arch.num_layers
     )
-    return linears + head + shapes.table + shapes.tables - _num_made_rows(arch) - _num_twice(arch) - _num_zeros(arch) + floats
+    return (
+        linears
+        + head
+        + shapes.table
+        + shapes.tables
+        - _num_made_rows(arch)
+        - _num_twice(arch)
+        - _num_zeros(arch)
+        + floats
+    )
 
 
 def _num_made(arch: ModelArch) -> int:
@@ -371,8 +380,8 @@ def _experts(size: int, inner: int, parts: int, count: int, active: int) -> list
 
 
 def _beside_floats(arch: ModelArch, experts: ExpertsSpec) -> int:
-    """Where they have a scale of what the router reads (Gemma 4), with the norms around experts and their MLP, and ones,
-    which the router's norm has in place of the scale that its weight carries."""
+    """With the norms around experts and their MLP, and ones, which the router's norm has in place of the scale that its
+    weight carries, where there is such a scale (Gemma 4)."""
     return _expert_floats(arch, experts) + experts.has_router_scale * 4 * arch.hidden_size
 
 

@@ -101,7 +101,7 @@ class Part:
 
 
 def parts_of(logits: Tensor, weights: MixtureWeights, routing: Routing) -> Iterator[Part]:
-    """What each expert that is touched has to do, in the order of their indices; the shared one or identities come last.
+    """What each expert that is touched has to do, in the order of their indices; then the shared one, or identities.
 
     Shapes: logits [T, X], of experts and identities and, behind them, of the shared expert's gate.
     """

@@ -53,8 +53,8 @@ def mixture_of_experts(
     """
     if weights.num_identities:
         raise ConfigError(
-            "the model chooses experts that give what they read (zero_expert_num), which the triton ops do not have yet; "
-            "run it with device=cpu"
+            "the model has experts that give what they read (zero_expert_num), "
+            "which the triton ops do not have yet; run it with device=cpu"
         )
     expert, num_experts = weights.experts[0], len(weights.experts)
     out = x.new_empty(x.shape[0], expert.down.out_features)
