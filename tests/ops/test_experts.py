@@ -390,7 +390,7 @@ def test_native_routing_reads_all_that_a_routing_says() -> None:
     }
     assert {item.name for item in fields(ClampedGate)} == {"limit", "slope", "offset"}
     assert [item.name for item in fields(MixtureWeights)] == [
-        *("router", "router_bias", "experts", "choice_bias", "scales", "shared")
+        *("router", "router_bias", "experts", "choice_bias", "scales", "shared", "num_identities")
     ]
     assert [item.name for item in fields(ExpertWeights)] == ["gate_up", "down", "gate_up_bias", "down_bias"]
 
