@@ -211,6 +211,17 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "new_decoder_architecture": True,
         "num_kv_heads": 2,
     },
+    "longcat_flash": {
+        **{key: value for key, value in _LATENT.items() if key not in ("num_hidden_layers", "intermediate_size")},
+        "num_layers": 2,
+        "ffn_hidden_size": 96,
+        "head_dim": 8,
+        "moe_topk": 3,
+        "n_routed_experts": 5,
+        "zero_expert_num": 3,
+        "expert_ffn_hidden_size": 40,
+        "routed_scaling_factor": 2.5,
+    },
     "deepseek_v2": _DEEPSEEK,
     "deepseek_v3": {**_DEEPSEEK, "n_group": 4, "topk_group": 2},
     "mistral4": {

@@ -403,6 +403,10 @@ FORMATS: Mapping[str, Format] = {
 SIZES = {"hidden_size": 128, "intermediate_size": 192, "num_attention_heads": 4, "num_hidden_layers": 2}
 
 
+SINKS = {"mimo_v2_flash": "self_attn.attention_sink_bias"}
+"""What checkpoints call the sinks of a family, where transformers renames them."""
+
+
 def make_quantized_checkpoint(
     format: str, directory: Path, family: str = "llama", **overrides: Any
 ) -> tuple[Path, Path]:
@@ -413,7 +417,8 @@ def make_quantized_checkpoint(
     model = random_model(family, **{**SIZES, **overrides}).bfloat16()
     stored: dict[str, Tensor] = {}
     numbers: dict[str, Tensor] = {}
-    for name, tensor in model.state_dict().items():
+    for own_name, tensor in model.state_dict().items():
+        name = own_name.replace("self_attn.sinks", SINKS.get(family, "self_attn.sinks"))
         numbers[name] = tensor.float()
         stored[name] = tensor
         if name.endswith(("_proj.weight", "_proj_with_mqa.weight")):

@@ -1,4 +1,4 @@
-// Conversion of single elements, for packing only: kernels widen and narrow vectors.
+// Conversion of single elements, for packing and for single rows: kernels widen and narrow vectors.
 #pragma once
 
 #include <cstdint>

@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "arguments.h"
+#include "elements.h"
 #include "gemm.h"
 #include "kernels.h"
 #include "routing.h"
@@ -58,7 +59,8 @@ struct Mixture {
   int64_t num_experts() const { return weights.num_experts + (weights.has_shared != 0); }
   int64_t choices() const { return routing.num_chosen + (weights.has_shared != 0); }  // of a row
   int64_t places() const { return rows * choices(); }
-  int64_t num_logits() const { return weights.num_experts + (weights.has_shared_gate != 0); }
+  int64_t num_candidates() const { return weights.num_experts + weights.num_identities; }
+  int64_t num_logits() const { return num_candidates() + (weights.has_shared_gate != 0); }
   bool weighs_input() const { return routing.weighs_input != 0; }
 
   Gating between() const {
@@ -79,15 +81,16 @@ struct Routed {
   float* input_weights;      // the same of what experts read; where none is weighed, there are none
   int32_t *chosen, *places;  // [rows, choices]
   int32_t* choice_of;        // [places]: which one of [rows, choices]
-  int64_t* ends;             // [experts]: of their places
+  int64_t* ends;             // [experts and identities]: of their places
   Batch* batches;
   int64_t num_batches = 0;
+  int64_t end = 0;  // of the places of experts; those of identities come behind
   float* total;  // [rows, out_features]
 
   Routed(const Mixture& m, Room& room)
       : logits(room.take<float>(m.rows * m.num_logits())), weights(room.take<float>(m.places())),
         input_weights(m.weighs_input() ? room.take<float>(m.places()) : nullptr), chosen(room.take<int32_t>(m.places())), places(room.take<int32_t>(m.places())),
-        choice_of(room.take<int32_t>(m.places())), ends(room.take<int64_t>(m.num_experts())),
+        choice_of(room.take<int32_t>(m.places())), ends(room.take<int64_t>(m.num_experts() + m.weights.num_identities)),
         batches(room.take<Batch>(std::min(m.places(), m.num_experts() + m.places() / kMostRows))),
         total(room.take<float>(m.rows * m.weights.out_features)) {}
 };
@@ -114,13 +117,13 @@ int32_t route(const Mixture& m, Routed& routed) {
   if (status != QR_OK) return status;
   std::atomic<int32_t> failed{QR_OK};
   parallel_for(divide_up(m.rows, kRoutedRows), [&](int64_t piece) {
-    void* memory = scratch(2, w.num_experts * 16);
+    void* memory = scratch(2, m.num_candidates() * 16);
     if (memory == nullptr) return failed.store(QR_ENOMEM);
     for (int64_t row = piece * kRoutedRows; row < std::min(m.rows, (piece + 1) * kRoutedRows); ++row) {
       const float* logits = routed.logits + row * m.num_logits();
       int32_t* chosen = routed.chosen + row * m.choices();
       float* weights = routed.weights + row * m.choices();
-      route_row(chosen, weights, logits, w.choice_bias, w.num_experts, m.routing, memory);
+      route_row(chosen, weights, logits, w.choice_bias, m.num_candidates(), m.routing, memory);
       for (int64_t i = 0; w.scales != nullptr && i < m.routing.num_chosen; ++i) weights[i] *= w.scales[chosen[i]];
       finish_choice(m, chosen, weights, logits);
       if (!m.weighs_input()) continue;
@@ -134,15 +137,17 @@ int32_t route(const Mixture& m, Routed& routed) {
 
 // Sort the choices of all rows by expert, and cut each expert's rows into batches.
 void sort_by_expert(const Mixture& m, Routed& routed) {
-  std::fill_n(routed.ends, m.num_experts(), 0);
+  const int64_t num_experts = m.num_experts(), num_all = num_experts + m.weights.num_identities;
+  std::fill_n(routed.ends, num_all, 0);
   for (int64_t i = 0; i < m.places(); ++i) ++routed.ends[routed.chosen[i]];
   int64_t begin = 0;
-  for (int64_t expert = 0; expert < m.num_experts(); ++expert) {
+  for (int64_t expert = 0; expert < num_all; ++expert) {
     const int64_t end = begin + routed.ends[expert];
-    for (int64_t at = begin; at < end; at += kMostRows)
+    for (int64_t at = begin; expert < num_experts && at < end; at += kMostRows)
       routed.batches[routed.num_batches++] = {m.weights.experts + expert, at, std::min(kMostRows, end - at)};
     routed.ends[expert] = begin;
     begin = end;
+    if (expert < num_experts) routed.end = end;
   }
   for (int64_t i = 0; i < m.places(); ++i) {
     const int64_t place = routed.ends[routed.chosen[i]]++;
@@ -196,7 +201,7 @@ struct Wave {
   }
 
   const Batch& last() const { return routed.batches[first_batch + num_batches - 1]; }
-  bool is_last() const { return end == m.places(); }
+  bool is_last() const { return m.weights.num_identities == 0 && end == m.places(); }
 
   void set(Job& job, int64_t index) {
     const Batch& batch = *job.batch;
@@ -315,6 +320,30 @@ struct Wave {
   }
 };
 
+// What follows the waves where there are identities: x times the sum of their weights, and the residual.
+int32_t add_identities(const Mixture& m, const Routed& routed) {
+  const int64_t n = m.weights.out_features, bytes = n * bytes_of(m.dtype);
+  std::atomic<int32_t> failed{QR_OK};
+  parallel_for(divide_up(m.rows, kRoutedRows), [&](int64_t piece) {
+    auto* wide = static_cast<float*>(scratch(2, n * int64_t(sizeof(float))));
+    if (wide == nullptr) return failed.store(QR_ENOMEM);
+    for (int64_t row = piece * kRoutedRows; row < std::min(m.rows, (piece + 1) * kRoutedRows); ++row) {
+      const int32_t *own = routed.places + row * m.choices(), *own_end = own + m.choices();
+      const int64_t of_experts = std::lower_bound(own, own_end, routed.end) - own;
+      float weight = 0.0f;
+      for (int64_t i = of_experts; i < m.choices(); ++i) weight += routed.weights[row * m.choices() + i];
+      const char* x = m.x + row * bytes;
+      for (int64_t i = 0; i < n; ++i) wide[i] = read_float(x, m.dtype, i);
+      const int32_t place = 0;
+      const void* residual = m.residual == nullptr ? nullptr : static_cast<const char*>(m.residual) + row * bytes;
+      kernels()->weighed_sum({static_cast<char*>(m.out) + row * bytes, m.dtype,
+                              of_experts == 0 ? nullptr : routed.total + row * n, wide, &place, &weight,
+                              of_experts < m.choices() ? 1 : 0, n, residual});
+    }
+  });
+  return failed.load();
+}
+
 // Batches from `first` on that one wave takes.
 int64_t size_of_wave(const Mixture& m, const Routed& routed, int64_t first) {
   int64_t count = 0, bytes = 0;
@@ -348,7 +377,7 @@ int32_t run(const Mixture& m) {
     Wave(m, routed, first, count, wave_room).run();
     first += count;
   }
-  return QR_OK;
+  return m.weights.num_identities == 0 ? int32_t(QR_OK) : add_identities(m, routed);
 }
 
 // ---- arguments ----
@@ -363,7 +392,10 @@ bool are_weights(const Mixture& m) {
   const int64_t most = INT32_MAX - 1;
   if (w.num_experts < 1 || w.num_experts > most || !are_sizes(w.in_features, w.out_features)) return false;
   if (w.experts == nullptr || (w.has_shared_gate != 0 && w.has_shared == 0)) return false;
-  if (!is_weight_of(w.router, w.num_experts + (w.has_shared_gate != 0), w.in_features)) return false;
+  if (w.num_identities < 0 || w.num_identities > most - w.num_experts) return false;
+  if (w.num_identities > 0 && (w.has_shared != 0 || w.scales != nullptr || m.weighs_input() || w.in_features != w.out_features))
+    return false;
+  if (!is_weight_of(w.router, m.num_logits(), w.in_features)) return false;
   for (int64_t i = 0; i < w.num_experts + (w.has_shared != 0); ++i) {
     const qr_expert& expert = w.experts[i];
     if (expert.size < 1 || !are_sizes(2, expert.size) ||
@@ -376,7 +408,7 @@ bool are_weights(const Mixture& m) {
 
 bool is_right(const Mixture& m) {
   if (!is_dtype(m.dtype) || !is_gating(m.gating) || !are_weights(m)) return false;
-  if (!is_routing(m.routing, m.weights.num_experts) || !are_sizes(m.rows, m.choices()) || m.places() > INT32_MAX)
+  if (!is_routing(m.routing, m.num_candidates()) || !are_sizes(m.rows, m.choices()) || m.places() > INT32_MAX)
     return false;
   return are_sizes(m.rows, m.weights.in_features) && are_sizes(m.rows, m.weights.out_features, m.choices()) &&
          are_sizes(m.rows, m.num_logits()) && (m.rows == 0 || are_there(m.out, m.x));

@@ -229,14 +229,16 @@ typedef struct {
   int64_t size;
 } qr_expert;
 
-/* router: [num_experts + has_shared_gate, in_features]. choice_bias: [num_experts], or null. scales: [num_experts], by
- * which the weights of the experts that were chosen are multiplied in the end, or null. experts: [num_experts],
- * and behind them the one that every row passes, if has_shared. */
+/* router: [num_experts + num_identities + has_shared_gate, in_features]. choice_bias: [num_experts + num_identities], or
+ * null. scales: [num_experts], by which the weights of the experts that were chosen are multiplied in the end, or null.
+ * experts: [num_experts], and behind them the one that every row passes, if has_shared. num_identities: so many more to
+ * choose from give what they read; then out_features is in_features, and there are no scales and no shared expert, and
+ * weights do not multiply what experts read. */
 typedef struct {
   qr_weight router;
   const float *choice_bias, *scales;
   const qr_expert* experts;
-  int64_t num_experts, has_shared, has_shared_gate, in_features, out_features;
+  int64_t num_experts, has_shared, has_shared_gate, in_features, out_features, num_identities;
 } qr_mixture;
 
 typedef enum { QR_SOFTMAX = 0, QR_SIGMOID = 1, QR_LOGITS = 2, QR_LOGITS_SIGMOID = 3 } qr_scores;
@@ -267,7 +269,7 @@ QR_API int32_t qr_route(int32_t* chosen, float* weights, const float* logits, co
                         int64_t num_experts, const qr_routing* routing);
 
 /* out[rows, out_features] = the sum of weight * output in the order of the experts' indices, the shared one last, in
- * float32, plus residual (of dtype, may be null). out and x are of dtype; the router's logits are float32. The router
+ * float32, plus x times the sum of the weights of identities, plus residual (of dtype, may be null). out and x are of dtype; the router's logits are float32. The router
  * reads routed (of x's shape and dtype), or x where that is null. Each expert reads its weights once for every 512 of its
  * rows. */
 QR_API int32_t qr_mixture_of_experts(void* out, const void* x, const void* routed, int32_t dtype, const void* residual,

@@ -138,7 +138,7 @@ const Call kCalls[] = {
          return qr_weight{p[2], nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, QR_FLOAT32, 0, 0, n, 1.0, 0};
        };
        const qr_expert experts[] = {{weight(64), weight(32), s[4]}, {weight(64), weight(32), 32}};
-       const qr_mixture mixture{weight(2), nullptr, as<float>(p[4]), experts, s[1], 0, 0, s[2], s[3]};
+       const qr_mixture mixture{weight(2), nullptr, as<float>(p[4]), experts, s[1], 0, 0, s[2], s[3], 0};
        const qr_routing routing{1, QR_SOFTMAX, 0, 0, 0, 0, 0, 0, 0, 1, 1, -1};
        const qr_gating gating{1, QR_SILU, HUGE_VAL, 1, 0};
        return qr_mixture_of_experts(p[0], p[1], p[5], QR_FLOAT32, p[3], s[0], &mixture, &routing, &gating);

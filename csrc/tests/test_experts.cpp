@@ -99,7 +99,7 @@ struct Case {
       experts.push_back({weights.draw(first_outputs(size), k, kind.dtype, kind.format, kind.group, kind.has_bias),
                          weights.draw(n, size, kind.dtype, kind.format, kind.group, kind.has_bias), size});
     mixture = {weights.draw(num_experts + has_shared, k, QR_FLOAT32, 0, 0, false), nullptr, nullptr, experts.data(),
-               num_experts, has_shared, has_shared, k, n};
+               num_experts, has_shared, has_shared, k, n, 0};
   }
 
   // The router reads `routed`, from the same row on, where there is one.
@@ -345,6 +345,8 @@ TEST(a_mixture_that_cannot_be_is_refused) {
     std::copy(experts.begin(), experts.end(), c.experts.begin());
   };
   refuses("no experts", [&] { c.mixture.num_experts = 0; });
+  refuses("identities that the router has no rows of", [&] { c.mixture.num_identities = 1; });
+  refuses("fewer identities than none", [&] { c.mixture.num_identities = -1; });
   refuses("a gate of nothing", [&] { c.mixture.has_shared_gate = 1; });
   refuses("a size", [&] { c.experts[2].size = -1; });
   refuses("a weight that is not there", [&] { c.experts[3].down.packed = nullptr; });

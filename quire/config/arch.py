@@ -382,12 +382,18 @@ def _check_joins(arch: ModelArch) -> None:
         or len(names.qkv) != len(("query", "key", "value"))
         or names.qkv_by_head
         or names.qkv_groups is not None
-        or not scales.attention.are_ones
+        or not replace(scales.attention, output=1.0).are_ones
         or (arch.is_gated and names.gate is None)
         or norms.heads in (HeadNorms.WHOLE, HeadNorms.LAYER, HeadNorms.LAYER_OWN)
         or any(mixer.experts for mixer in arch.plain_attentions)
     ):
         problem = "heads of single layers, or values that are keys, with states, experts, whole norms or fused tensors"
+    elif any(mixer.heads.num_unused for mixer in arch.plain_attentions) and (
+        arch.is_gated
+        or norms.of_values
+        or any(mixer.heads.values_are_keys or mixer.reads is not None for mixer in arch.plain_attentions)
+    ):
+        problem = "values narrower than keys that have gates or norms, are keys, or are another layer's"
     elif norms.of_values and norms.heads in (HeadNorms.WHOLE, HeadNorms.LAYER, HeadNorms.LAYER_OWN):
         problem = "norms of values beside norms over all heads, or layer norms of heads"
     elif any(mixer.reads is not None for mixer in arch.plain_attentions) and (
@@ -518,7 +524,7 @@ def _attentions(
             query_scale=_query_scale(scales, of_kind[kind]) / (index + 1 if scales.by_depth else 1),
             position_scale=None if rotates and position_scale and position_scale.only_unrotated else position_scale,
             slopes=slopes,
-            has_sinks=has_sinks,
+            has_sinks=has_sinks and kind in family.sinks_in,
             num_gates=is_gated * (of_kind[kind].num_heads if by_head else of_kind[kind].query_size),
             experts=family.attention_experts(keys),
             shared=shared[index],

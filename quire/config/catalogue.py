@@ -150,8 +150,10 @@ def _kind(architecture: str, spec: FamilySpec) -> FamilyKind | None:
     """Of a model of common sizes that leaves all else at the family's defaults."""
     if spec.recurrent is not no_recurrence:
         return FamilyKind.RECURRENT
-    raw = {"model_type": architecture, "architectures": [architecture], **SAMPLE}
-    try:
-        return kind_of(ModelArch.from_config(raw, source=architecture))
-    except ConfigError:
-        return None
+    for sample in (SAMPLE, {**SAMPLE, "num_key_value_heads": 1}):  # some families have more of them in some layers
+        raw = {"model_type": architecture, "architectures": [architecture], **sample}
+        try:
+            return kind_of(ModelArch.from_config(raw, source=architecture))
+        except ConfigError:
+            continue
+    return None

@@ -15,6 +15,7 @@ from quire.config.config_keys import ConfigKeys
 from quire.config.layers.experts import ExpertsRule, ExpertsSpec
 from quire.config.layers.layer_kinds import (
     HeadsRule,
+    LayerKind,
     LayerRule,
     ReadRule,
     RotationRule,
@@ -158,7 +159,8 @@ class MlpSpec:
     has_bias: bool
     experts: ExpertsSpec | None = None
     beside: ExpertsSpec | None = None
-    """A mixture of experts beside a gated MLP, between norms of its own, which `model_class` computes."""
+    """A mixture of experts beside a gated MLP, which `model_class` computes: between norms of its own (Gemma 4), or
+    added behind the layer that follows (LongCat Flash)."""
     cutoff: float = 0.0
     """Of a sparse MLP: gates lose their mean and so many of their standard deviations; those below zero are zero."""
     factors: Factors = Factors()
@@ -343,6 +345,8 @@ class FamilySpec:
     """What queries are multiplied by at each position."""
     has_sinks: Flag = False
     """Each query head has a learned score of no token."""
+    sinks_in: tuple[LayerKind, ...] = tuple(LayerKind)
+    """The kinds of layers that have these scores."""
     is_gated: Flag = False
     """What each head attended to passes a gate: the product that `names.gate` names, or else the one of the queries,
     which has the gate of each head behind its query."""

@@ -25,7 +25,7 @@ BLOCKS = ("mlp", "block_sparse_moe")
 stands beside a shared expert."""
 ROUTER_BLOCK = "moe"
 """What may stand beside the experts and have the choice's bias alone."""
-ROUTERS = ("gate", "router.layer", "router", "router.gate", "gate.wg", "router.proj")
+ROUTERS = ("gate", "router.layer", "router", "router.gate", "gate.wg", "router.proj", "router.classifier")
 ROUTER_SCALE = "router.scale"
 EXPERT_SCALES = "router.per_expert_scale"
 SHARED = ("shared_expert", "shared_experts", "shared_mlp")
@@ -38,6 +38,7 @@ CHOICE_BIASES: Mapping[str, int] = MappingProxyType(
         "e_score_correction_bias": 1,
         "expert_bias": 1,
         "router.expert_bias": 1,
+        "router.e_score_correction_bias": 1,
         "moe_statics.e_score_correction_bias": 2,
         "gate.moe_statics.e_score_correction_bias": 2,
     }
@@ -119,6 +120,7 @@ class MixtureOfExperts:
             if spec.has_router_scale
             else None,
             shared=_shared(arch, spec, ctx) if spec.shared_size else None,
+            num_identities=spec.num_identities,
         )
 
     def __call__(self, hidden: Tensor, *, residual: Tensor | None = None, routed: Tensor | None = None) -> Tensor:
@@ -141,7 +143,7 @@ def _router_name(ctx: LayerContext) -> str | None:
 def _router(arch: ModelArch, spec: ExpertsSpec, ctx: LayerContext) -> LinearWeight:
     """In float32 whatever the model's dtype: a rounding error that chooses another expert is no small one."""
     size = arch.hidden_size
-    names, shapes = [f"{_router_name(ctx) or ROUTERS[0]}.weight"], [(spec.num_experts, size)]
+    names, shapes = [f"{_router_name(ctx) or ROUTERS[0]}.weight"], [(spec.num_candidates, size)]
     if spec.has_shared_gate:
         names.append(f"{SHARED_GATE}.weight")
         shapes.append((1, size))
@@ -198,10 +200,11 @@ def _single_bias(ctx: LayerContext, weights: list[str], size: int) -> Tensor:
 def _stacked_expert(
     arch: ModelArch, spec: ExpertsSpec, ctx: LayerContext, spelling: _Stacked, one: ShardSpec
 ) -> ExpertWeights:
-    """With biases named after the weights, if the experts have any."""
+    """With biases named after the weights, if the experts have any. Identities have first products there, too."""
     names, size, inner = arch.family.names, arch.hidden_size, spec.size
     wide, narrow = ((1 + spec.is_gated) * inner, size), (size, inner)
-    both = _of_stack(ctx, spelling.gate_up, wide, one, transposed=names.experts_transposed)
+    first = replace(one, parts=spec.num_candidates)
+    both = _of_stack(ctx, spelling.gate_up, wide, first, transposed=names.experts_transposed)
     last = _of_stack(ctx, spelling.down, narrow, one, transposed=names.experts_transposed)
     halves = (both[::2], both[1::2]) if names.experts_mixed else split_rows(both, [inner] * (1 + spec.is_gated))
     return ExpertWeights(
@@ -231,11 +234,11 @@ def _stacked_bias(ctx: LayerContext, weight: str, size: int, one: ShardSpec, is_
 
 
 def _choice_bias(spec: ExpertsSpec, ctx: LayerContext) -> Tensor:
-    """Shapes: -> [X] float32."""
+    """Shapes: -> [experts and identities] float32."""
     places = [(block, name) for block in (ctx, ctx.beside(ROUTER_BLOCK)) for name in CHOICE_BIASES]
     block, name = next(((block, name) for block, name in places if block.has(name)), places[0])
-    shape = (1,) * (CHOICE_BIASES[name] - 1) + (spec.num_experts,)
-    return block.tensor(name, shape, dtype=torch.float32).view(spec.num_experts)
+    shape = (1,) * (CHOICE_BIASES[name] - 1) + (spec.num_candidates,)
+    return block.tensor(name, shape, dtype=torch.float32).view(spec.num_candidates)
 
 
 def _shared(arch: ModelArch, spec: ExpertsSpec, ctx: LayerContext) -> ExpertWeights:

@@ -44,7 +44,9 @@ class LatentAttention:
         self.query = _query(arch, mixer, ctx)
         compressed = mixer.latent_size + mixer.rope_size
         self.kv_a_proj = Linear(ctx.child("kv_a_proj_with_mqa"), size, compressed, bias=arch.attention_bias)
-        self.kv_a_norm = RMSNorm(ctx.child("kv_a_layernorm"), mixer.latent_size, mixer.norm_eps)
+        self.kv_a_norm = RMSNorm(
+            ctx.child("kv_a_layernorm"), mixer.latent_size, mixer.norm_eps, scale=mixer.latent_norm_scale
+        )
         with ctx.ops.weights_together():
             by_head = [_head_weights(self.spec, ctx, head) for head in range(heads)]
         self.to_latents = HeadWeights(heads=tuple(to_latents for to_latents, _ in by_head))
@@ -70,7 +72,7 @@ class LowRankQuery:
 
     def __init__(self, arch: ModelArch, mixer: LatentAttentionSpec, ctx: LayerContext, rank: int) -> None:
         self.down = Linear(ctx.child("q_a_proj"), arch.hidden_size, rank, bias=arch.attention_bias)
-        self.norm = RMSNorm(ctx.child("q_a_layernorm"), rank, mixer.norm_eps)
+        self.norm = RMSNorm(ctx.child("q_a_layernorm"), rank, mixer.norm_eps, scale=mixer.query_norm_scale)
         self.up = Linear(ctx.child("q_b_proj"), rank, _query_features(arch, mixer))
 
     def __call__(self, hidden: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from quire.config.layers.mixers import AttentionSpec
 MAX_DRAFT_LAYERS = 16
 DRAFTING = "layers that draft several tokens, which quire does not"
 SHARED_KEYS = "keys and values of layers that read those of other layers"
+IDENTITIES = "weights of experts that give what they read"
 SECOND_HEAD = "a second copy of the embedding, which is the head, too"
 ACTIVATION_SCALES = re.compile(
     r"\.([qkv]_scale|kv_scale|[kv]_zero_point|output_scale|input_(scale|zero_point|global_scale))$"
@@ -48,6 +49,18 @@ def draft_layers(arch: ModelArch) -> list[str]:
     return [f"{names.base}.{names.layers}.{arch.num_layers + index}" for index in range(min(count, MAX_DRAFT_LAYERS))]
 
 
+def _identity_experts(arch: ModelArch) -> list[str]:
+    """Names by which transformers saves products of experts that compute nothing."""
+    names = arch.family.names
+    return [
+        f"{names.base}.{names.layers}.{layer}.mlp.experts.{index}"
+        for spec in arch.mixtures
+        if spec.num_identities
+        for layer in range(arch.num_layers)
+        for index in range(spec.num_experts, spec.num_candidates)
+    ]
+
+
 def unread_parts(arch: ModelArch) -> dict[str, str]:
     """Names of parts that a checkpoint may have and no layer of this model reads, and what is said of them."""
     names, size = arch.family.names, len(arch.layers)
@@ -58,7 +71,8 @@ def unread_parts(arch: ModelArch) -> dict[str, str]:
     ]
     parts = (*names.qkv[1:], names.k_norm)
     shared = [f"{names.base}.{names.layers}.{index}.{names.attention}.{part}" for index in readers for part in parts]
-    return dict.fromkeys(draft_layers(arch), DRAFTING) | dict.fromkeys(shared, SHARED_KEYS)
+    parts_of = {DRAFTING: draft_layers(arch), SHARED_KEYS: shared, IDENTITIES: _identity_experts(arch)}
+    return {part: reason for reason, listed in parts_of.items() for part in listed}
 
 
 def is_unread(name: str, arch: ModelArch) -> bool:

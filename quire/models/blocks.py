@@ -40,6 +40,7 @@ from quire.layers.recurrent import Mamba2Mixer, MambaMixer, ShortConv
 from quire.layers.rotary import rotary_table
 from quire.layers.weights import HeadOrder, Rows, split_rows
 from quire.models.head_norms import NO_NORMS, FusedNorms, fused_norms, separate_norms
+from quire.models.narrow_values import narrow_output, narrow_projection
 from quire.ops.operands import RopeAndCacheSpec
 
 
@@ -58,14 +59,7 @@ class SelfAttention:
         mixer = arch.mixers[index]
         assert isinstance(mixer, AttentionSpec)
         self.qkv_proj = self._projection(arch, ctx, mixer)
-        self.o_proj = Linear(
-            ctx.child(arch.family.names.output),
-            mixer.heads.query_size,
-            arch.hidden_size,
-            bias=arch.output_bias,
-            shard_dim=1,
-            factors=(mixer.factors.output,),
-        )
+        self.o_proj = self._output(arch, ctx.child(arch.family.names.output), mixer)
         self.norms = separate_norms(arch, ctx, index)
         self.clip = arch.clip_qkv
         self.attention = attention_of(arch, ctx, index, norms=fused_norms(arch, ctx, index))
@@ -74,6 +68,18 @@ class SelfAttention:
         """Shapes: hidden, residual [T, E] -> [T, E]."""
         return self.o_proj(self.attention(self._qkv(hidden), ctx), residual=residual)
 
+    def _output(self, arch: ModelArch, ctx: LayerContext, mixer: AttentionSpec) -> Linear:
+        if mixer.heads.num_unused:
+            return narrow_output(arch, ctx, mixer)
+        return Linear(
+            ctx,
+            mixer.heads.query_size,
+            arch.hidden_size,
+            bias=arch.output_bias,
+            shard_dim=1,
+            factors=(mixer.factors.output,),
+        )
+
     def _projection(self, arch: ModelArch, ctx: LayerContext, mixer: AttentionSpec) -> Linear:
         """To queries, keys and values; to queries alone where keys and values are another layer's."""
         heads, query = mixer.heads, arch.family.names.qkv[0]
@@ -81,6 +87,8 @@ class SelfAttention:
             return Linear(ctx.child(query), arch.hidden_size, heads.query_size, bias=arch.attention_bias)
         if heads.values_are_keys:
             return _keys_twice(arch, ctx, heads)
+        if heads.num_unused:
+            return narrow_projection(arch, ctx, heads)
         return Linear(
             ctx.child("qkv_proj"),
             arch.hidden_size,

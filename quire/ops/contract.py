@@ -155,7 +155,8 @@ class Ops(RecurrentOps):
         3. Each expert that is touched computes all of its tokens at once, as `gated_linear` and `linear` do. Where the
            routing says so, it reads weight * x, and the weight of its output is 1.
         4. In float32, for each token: the sum of weight * output in the order of the experts' indices, then the shared
-           expert's output (times the sigmoid of its gate, if there is one, and its factor), then the residual.
+           expert's output (times the sigmoid of its gate, if there is one, and its factor), then x times the sum of the
+           weights of identities, then the residual.
         Shapes: x, routed [T, M], residual [T, N] -> [T, N] in x's dtype. activation as in `gated_linear`, or a
         `ClampedGate`, which takes the float32 sums of gate and up; of experts without a gate "quick_gelu", too, as
         `activate` has it.

@@ -181,7 +181,7 @@ class MixtureWeights:
     """The parameters of a mixture of experts. Implementations may keep what belongs to one as long as it lives."""
 
     router: LinearWeight
-    """[X, M] float32, and one more row where the shared expert has a gate."""
+    """[X, M] float32, X with the identities, and one more row where the shared expert has a gate."""
     router_bias: Tensor | None = None
     """As many numbers as the router has rows, float32."""
     experts: tuple[ExpertWeights, ...]
@@ -191,6 +191,9 @@ class MixtureWeights:
     """[X] float32: what the weights of experts that were chosen are multiplied by in the end."""
     shared: ExpertWeights | None = None
     """An expert that every token passes."""
+    num_identities: int = 0
+    """So many more to choose from behind the experts give what they read. Beside them there are no scales, no shared
+    expert, and no weights that multiply what experts read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

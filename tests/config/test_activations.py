@@ -62,6 +62,8 @@ GATED = {
     },
     "gemma4_unified_text": {"global_head_dim": 64},
     "laguna": {"gating": "per-element"},
+    "mimo_v2_flash": {"head_dim": 48},
+    "longcat_flash": {"ffn_hidden_size": 300},
 }
 """Families with gates, recurrences or query heads of their own -> what makes another of their parts the widest."""
 

@@ -57,6 +57,8 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "laguna with gates of features": ("laguna", {"gating": "per-element", "attention_bias": True}),
+    "longcat flash with biases": ("longcat_flash", {"attention_bias": True, "tie_word_embeddings": True}),
+    "mimo v2 flash with biases": ("mimo_v2_flash", {"attention_bias": True, "attention_value_scale": None}),
 }
 COMBINATIONS = [
     ("cpu", "float32", None),

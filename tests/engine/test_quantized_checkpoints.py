@@ -73,11 +73,15 @@ def test_a_request_does_not_notice_its_neighbours(format: str, pairs: dict[str, 
 
 @native
 @pytest.mark.parametrize("format", ["ct-int4", "awq", "gptq-desc-act", "ct-fp8", "fp8-blocks", "ct-nvfp4"])
-@pytest.mark.parametrize("family", ["qwen2", "qwen3_moe", "deepseek_v3"])
+@pytest.mark.parametrize("family", ["qwen2", "qwen3_moe", "deepseek_v3", "longcat_flash"])
 def test_other_layers_keep_their_bits(format: str, family: str, tmp_path: Path) -> None:
     """Biases, experts, latents."""
-    sizes = {"q_lora_rank": 64, "kv_lora_rank": 32, "v_head_dim": 32, "moe_intermediate_size": 64}
-    quantized, plain = make_quantized_checkpoint(format, tmp_path, family, **sizes if family == "deepseek_v3" else {})
+    latent = {"q_lora_rank": 64, "kv_lora_rank": 32, "v_head_dim": 32}
+    sizes = {
+        "deepseek_v3": {**latent, "moe_intermediate_size": 64},
+        "longcat_flash": {**latent, "ffn_hidden_size": 96, "expert_ffn_hidden_size": 64},
+    }.get(family, {})
+    quantized, plain = make_quantized_checkpoint(format, tmp_path, family, **sizes)
     torch.testing.assert_close(logits_of(quantized, "reference"), logits_of(plain, "reference"), atol=2e-4, rtol=1e-4)
     params = SamplingParams(temperature=0.9, seed=3, max_tokens=12, ignore_eos=True, logprobs=2)
     with LLM(str(quantized), max_model_len=128) as llm:
@@ -91,6 +95,18 @@ def test_other_layers_keep_their_bits(format: str, family: str, tmp_path: Path) 
 def test_keys_that_are_values_are_read_twice_and_planned_so(format: str, ops: str, tmp_path: Path) -> None:
     sizes = {"layer_types": ["sliding_attention", "full_attention"], "head_dim": 32, "global_head_dim": 64}
     quantized, plain = make_quantized_checkpoint(format, tmp_path, "gemma4_unified_text", **sizes)
+    torch.testing.assert_close(logits_of(quantized, "reference"), logits_of(plain, "reference"), atol=2e-4, rtol=1e-4)
+    arch = read_model_arch(json.loads((quantized / "config.json").read_text()), quantized)
+    model = Harness(ops_of(ops), quantized, arch=arch).model
+    loaded = sum(tensor.nbytes for tensor in {tensor.data_ptr(): tensor for tensor in tensors_of(model)}.values())
+    assert weight_bytes(arch, "float32", ops=ops) == pytest.approx(loaded, rel=0.02)
+
+
+@pytest.mark.parametrize("ops", available_ops())
+@pytest.mark.parametrize("format", ["ct-int4", "gptq-desc-act", "ct-fp8", "fp8-blocks"])
+def test_weights_around_narrow_values_are_numbers_and_planned_so(format: str, ops: str, tmp_path: Path) -> None:
+    sizes = {"layer_types": ["sliding_attention", "full_attention"], "head_dim": 96, "v_head_dim": 32}
+    quantized, plain = make_quantized_checkpoint(format, tmp_path, "mimo_v2_flash", **sizes, moe_intermediate_size=64)
     torch.testing.assert_close(logits_of(quantized, "reference"), logits_of(plain, "reference"), atol=2e-4, rtol=1e-4)
     arch = read_model_arch(json.loads((quantized / "config.json").read_text()), quantized)
     model = Harness(ops_of(ops), quantized, arch=arch).model

@@ -22,6 +22,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "gemma3": ("gemma3_text", {"sliding_window": 24, "num_hidden_layers": 7}),
     "granite with sinks": ("granite_swa", {}),
+    "mimo v2 flash": ("mimo_v2_flash", {}),
     "gemma4": ("gemma4_text", {}),
     "gemma4 with experts": (
         "gemma4_text",
@@ -41,8 +42,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }
-"""Groups of full layers and of windows: 0 and 1; 1 and 1; 1 and 3; 2 and 5; 1 and 1; 1 and 1; 1 and 5, with blocks of
-other bytes."""
+"""Groups of full layers and of windows: 0 and 1; 1 and 1; 1 and 3; 2 and 5; 1 and 1; 1 and 2; 1 and 1; 1 and 5, the
+last three with blocks of other bytes."""
 MAX_MODEL_LEN, NUM_TOKENS = 200, 30
 OPTIONS: dict[str, Any] = {"dtype": "float32", "max_model_len": MAX_MODEL_LEN, "block_size": 16}
 PARAMS = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True, logprobs=2)

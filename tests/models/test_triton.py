@@ -41,6 +41,7 @@ PARITY = {
         "top_k_experts": 2,
         "moe_intermediate_size": 24,
     },
+    "mimo_v2_flash": {"num_hidden_layers": 2, "layer_types": ["full_attention", "sliding_attention"]},
     "deepseek_v2": {"num_hidden_layers": 2},
     "mamba": {"num_hidden_layers": 1},
     "bamba": {"num_hidden_layers": 2, "attn_layer_indices": [1]},
@@ -50,8 +51,8 @@ PARITY = {
     "recurrent_gemma": {"num_hidden_layers": 2},
 }
 """A plain decoder; one with windows, soft caps, norms on both sides and a scaled embedding; one of experts; one with
-experts beside an MLP, embeddings of each layer, and heads that differ from layer to layer; one with latents; and
-recurrent layers of most kinds."""
+experts beside an MLP, embeddings of each layer, and heads that differ from layer to layer; one with values
+narrower than keys, and sinks; one with latents; and recurrent layers of most kinds."""
 LONG = ("llama", "gemma2", "mixtral", "deepseek_v2")
 """Families whose prompt goes past a page: the interpreter is slow."""
 WAITS = ("item", "_local_scalar_dense", "is_nonzero", "nonzero", "equal", "masked_select", "_unique2", "bincount")
@@ -173,6 +174,7 @@ def test_an_engine_generates_what_the_reference_generates(checkpoint: Checkpoint
     assert actual == expected
 
 
-def test_a_model_that_needs_what_is_missing_is_refused_by_name(checkpoint: Checkpoint) -> None:
+@pytest.mark.parametrize("family", ["jetmoe", "longcat_flash"])
+def test_a_model_that_needs_what_is_missing_is_refused_by_name(family: str, checkpoint: Checkpoint) -> None:
     with pytest.raises(ConfigError, match=r"the triton ops do not have yet; give device='cpu'"):
-        LLM(str(checkpoint("jetmoe")), ops="triton", device=DEVICE, dtype="float32", max_model_len=64)
+        LLM(str(checkpoint(family)), ops="triton", device=DEVICE, dtype="float32", max_model_len=64)

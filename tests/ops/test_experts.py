@@ -312,6 +312,39 @@ def test_a_router_may_read_something_else_and_experts_have_scales(ops: Ops, shar
         assert_close(own, mixed)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("bias", "num_chosen"), [(0.0, 6), (9.0, 3), (-9.0, 3), (9.0, 1)], ids=str)
+@pytest.mark.parametrize("has_residual", [False, True])
+def test_identities_give_what_they_read(
+    ops: Ops, bias: float, num_chosen: int, has_residual: bool, dtype: torch.dtype
+) -> None:
+    """Some of those chosen, all of them, and none."""
+    mixture, num_identities, routing = Mixture(ops, dtype=dtype), 4, Routing(num_chosen=num_chosen, factor=2.5)
+    router = rand(NUM_EXPERTS + num_identities, SIZE, seed=1) * 0.3
+    choice_bias = rand(len(router), seed=5) * 0.1
+    choice_bias[NUM_EXPERTS:] += bias
+    weights = MixtureWeights(
+        router=ops.pack_linear([router], dtype=torch.float32),
+        experts=mixture.weights.experts,
+        choice_bias=choice_bias,
+        num_identities=num_identities,
+    )
+    x, more = rand(NUM_ROWS, SIZE, dtype=dtype), rand(NUM_ROWS, SIZE, seed=9, dtype=dtype)
+
+    def run(rows: slice = slice(None)) -> Tensor:
+        residual = more[rows] if has_residual else None
+        return ops.mixture_of_experts(x[rows], weights, routing, activation="silu", residual=residual)
+
+    def expected(row: Tensor) -> Tensor:
+        scores = (router.double() @ row).softmax(0)
+        chosen = best(list(range(len(router))), (scores + choice_bias).tolist())[:num_chosen]
+        out = [2.5 * scores[i] * (mixture._expert(row, i) if i < NUM_EXPERTS else row) for i in chosen]
+        return torch.stack(out).sum(0)
+
+    assert_close(run(), torch.stack([expected(row) for row in x.double()]) + more.double() * has_residual)
+    assert_rows_alone(run, NUM_ROWS)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_experts_may_have_biases(ops: Ops, dtype: torch.dtype) -> None:
     """Beside experts that give nothing but them, for their weights are zero."""
@@ -357,7 +390,7 @@ def test_native_routing_reads_all_that_a_routing_says() -> None:
     }
     assert {item.name for item in fields(ClampedGate)} == {"limit", "slope", "offset"}
     assert [item.name for item in fields(MixtureWeights)] == [
-        *("router", "router_bias", "experts", "choice_bias", "scales", "shared")
+        *("router", "router_bias", "experts", "choice_bias", "scales", "shared", "num_identities")
     ]
     assert [item.name for item in fields(ExpertWeights)] == ["gate_up", "down", "gate_up_bias", "down_bias"]
 

@@ -76,6 +76,8 @@ class ExpertsSpec:
     """The mixture of experts of one layer."""
 
     num_experts: int
+    num_identities: int = 0
+    """Behind the experts, so many more to choose from give what they read ("zero experts", LongCat Flash)."""
     size: int
     """Width of each expert between its two products."""
     routing: Routing
@@ -99,6 +101,11 @@ class ExpertsSpec:
     has_shared_gate: bool = False
     """The shared expert's output is multiplied by the sigmoid of a product of its own."""
     has_shared_bias: bool = False
+
+    @property
+    def num_candidates(self) -> int:
+        """What the router has a row for: experts and identities."""
+        return self.num_experts + self.num_identities
 
 
 ExpertsRule = Callable[[ConfigKeys, int], tuple[ExpertsSpec | None, ...]]
@@ -361,6 +368,25 @@ def gemma4_experts(keys: ConfigKeys) -> ExpertsSpec | None:
     routing = Routing(num_chosen=num_chosen_of(keys, count, "top_k_experts"), renormalized=True)
     size = keys.count("moe_intermediate_size")
     return ExpertsSpec(num_experts=count, size=size, routing=routing, has_router_scale=True)
+
+
+def longcat_experts(keys: ConfigKeys) -> ExpertsSpec:
+    """LongCat Flash: chosen by a softmax and a bias, with experts that give what they read among them."""
+    check_only(keys, "zero_expert_type", "identity")
+    if keys.flag("norm_topk_prob", default=False):
+        keys.refuse("norm_topk_prob", True, "must be false: the weights of this family's experts are only scaled")
+    count, num_identities = num_experts_of(keys, "n_routed_experts"), whole_number(keys, "zero_expert_num")
+    routing = Routing(
+        num_chosen=num_chosen_of(keys, count + num_identities, "moe_topk", "num_experts_per_tok"),
+        factor=keys.positive("routed_scaling_factor"),
+    )
+    return ExpertsSpec(
+        num_experts=count,
+        num_identities=num_identities,
+        size=keys.count("expert_ffn_hidden_size", "moe_intermediate_size"),
+        routing=routing,
+        has_choice_bias=True,
+    )
 
 
 def _deepseek_spec(

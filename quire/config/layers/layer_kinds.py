@@ -27,6 +27,9 @@ class Heads:
     head_size: int
     values_are_keys: bool = False
     """Whether values are what keys are before their norm and rotation, instead of a product of their own."""
+    value_size: int | None = None
+    """Of a value head of the checkpoint, where it is narrower than a key: its weights are filled up with zeros, so all
+    heads have `head_size` (`models/narrow_values.py`)."""
 
     @property
     def query_size(self) -> int:
@@ -37,6 +40,11 @@ class Heads:
     def kv_size(self) -> int:
         """Features of a token's keys, or of its values."""
         return self.num_kv_heads * self.head_size
+
+    @property
+    def num_unused(self) -> int:
+        """Features of each value head that are always zero."""
+        return 0 if self.value_size is None else self.head_size - self.value_size
 
 
 HeadsRule = Callable[[ConfigKeys, Heads], Mapping["LayerKind", Heads]]

@@ -155,6 +155,10 @@ class LatentAttentionSpec(Mixer):
     """Multiplies each query by its position; None for nothing."""
     norm_eps: float = 1e-6
     """Of the norms of latents and of low-rank queries, whatever the model's others have."""
+    query_norm_scale: float = 1.0
+    """Multiplies low-rank queries behind their norm."""
+    latent_norm_scale: float = 1.0
+    """Multiplies latents behind their norm."""
 
     @property
     def window(self) -> None:

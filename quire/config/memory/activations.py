@@ -111,7 +111,7 @@ def _step(arch: ModelArch, dtype: str, num_tokens: int) -> _Layout:
     if arch.layer_embeddings is not None:
         _embed_layers(layout, arch, arch.layer_embeddings)
     ends: dict[tuple[int, LayerSpec], int] = {}
-    for layer in arch.layers:  # each meets the gaps that the one before left
+    for layer in arch.layers[:: 2 if _has_shortcuts(arch) else 1]:  # each meets the gaps that the one before left
         start = layout.begin("hidden"), layer
         if start in ends:
             layout.move("hidden", ends[start])
@@ -127,10 +127,39 @@ def _has_shared_blocks(arch: ModelArch) -> bool:
     return any(mixer.shared is not None for mixer in arch.plain_attentions)
 
 
+def _has_shortcuts(arch: ModelArch) -> bool:
+    """Whether two layers at a time share a mixture of experts (`models/longcat_flash.py`)."""
+    return any(mlp.beside is not None and not mlp.beside.has_router_scale for mlp in arch.mlps)
+
+
 def _rule_of(arch: ModelArch, layer: LayerSpec) -> Callable[[_Layout, ModelArch, LayerSpec], None]:
+    if _has_shortcuts(arch):
+        return _shortcut_layer
     if any(isinstance(mixer, AttentionSpec) and mixer.shared is not None for mixer in layer.mixers):
         return _shared_layer
     return _layer if arch.scales.joins is None else _joined_layer
+
+
+def _shortcut_layer(layout: _Layout, arch: ModelArch, layer: LayerSpec) -> None:
+    """Two layers, and the experts that read what the first MLP reads."""
+    _half(layout, arch, layer, "between", ("shortcut",))
+    _half(layout, arch, layer, "out", ())
+    layout.take("joined", arch.hidden_size)
+    layout.free("out", "shortcut", "between", "hidden")
+    layout.rename("joined", "hidden")
+
+
+def _half(layout: _Layout, arch: ModelArch, layer: LayerSpec, out: str, beside: tuple[str, ...]) -> None:
+    size = arch.hidden_size
+    layout.take("normed", size)
+    _mix_one(layout, arch, layer.mixers[0])
+    layout.free("normed")
+    layout.take("normed", size)
+    for piece in beside:
+        layout.take(piece, size)
+    layout.take("inner", layer.mlp.intermediate_size)
+    layout.take(out, size)
+    layout.free("inner", "normed", "mixed")
 
 
 def _shared_layer(layout: _Layout, arch: ModelArch, layer: LayerSpec) -> None:
@@ -523,6 +552,8 @@ def _reference_bytes(arch: ModelArch, item: int) -> int:
         beside += item * 4 * arch.num_layers * arch.layer_embeddings.size
     if any(layer.beside for layer in arch.mlps):
         mlp += item * 4 * size
+    if _has_shortcuts(arch):
+        beside += item * 2 * size
     if arch.streams is not None or arch.layer_embeddings is not None:
         mlp += beside
     return max(beside + max(attention, recurrent, latent), mlp)

@@ -35,7 +35,7 @@ def _one_by_one_bytes(arch: ModelArch, experts: ExpertsSpec, dtype: str, num_tok
     logits and order, and the choice. A clamped gate also has both its inputs, and its output, in float32."""
     item, size = DTYPE_BYTES[dtype], arch.hidden_size
     inner = max(experts.size, experts.shared_size) * (item if experts.gate is None else item + 12)
-    return num_tokens * (size * (8 + item) + inner + experts.num_experts * 32 + experts.routing.num_chosen * 48)
+    return num_tokens * (size * (8 + item) + inner + experts.num_candidates * 32 + experts.routing.num_chosen * 48)
 
 
 WAVE_BYTES = 16 << 20
@@ -65,8 +65,8 @@ def _kept(num_bytes: int) -> int:
 def _routed_bytes(arch: ModelArch, experts: ExpertsSpec, num_tokens: int) -> int:
     """Logits, choices with their weights and places, and the sum in float32."""
     choices = experts.routing.num_chosen + (experts.shared_size > 0)
-    of_token = 4 * (experts.num_experts + 1 + arch.hidden_size) + 20 * choices
-    return num_tokens * of_token + 32 * experts.num_experts + num_tokens * choices // BATCH_ROWS * 24 + 4096
+    of_token = 4 * (experts.num_candidates + 1 + arch.hidden_size) + 20 * choices
+    return num_tokens * of_token + 32 * experts.num_candidates + num_tokens * choices // BATCH_ROWS * 24 + 4096
 
 
 def _wave_bytes(arch: ModelArch, experts: ExpertsSpec, dtype: str, num_tokens: int) -> int:

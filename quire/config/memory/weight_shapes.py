@@ -112,7 +112,16 @@ def num_parameters(arch: ModelArch) -> int:
     floats = (
         shapes.floats - _num_made(arch) + _num_activation_parameters(arch) + arch.scales.of_layers * arch.num_layers
     )
-    return linears + head + shapes.table + shapes.tables - _num_made_rows(arch) - _num_twice(arch) + floats
+    return (
+        linears
+        + head
+        + shapes.table
+        + shapes.tables
+        - _num_made_rows(arch)
+        - _num_twice(arch)
+        - _num_zeros(arch)
+        + floats
+    )
 
 
 def _num_made(arch: ModelArch) -> int:
@@ -133,6 +142,19 @@ def _num_twice(arch: ModelArch) -> int:
     """Numbers of products to keys that are loaded once more in place of products to values."""
     of_feature = arch.hidden_size + arch.attention_bias
     return sum(of_feature * mixer.heads.kv_size for mixer in arch.plain_attentions if _has_keys_twice(mixer))
+
+
+def _num_zeros(arch: ModelArch) -> int:
+    """Numbers that fill up the weights of values narrower than keys."""
+    of_key = arch.hidden_size + arch.attention_bias
+    return sum(
+        own.num_unused * (own.num_kv_heads * of_key + own.num_heads * arch.hidden_size)
+        for own in (mixer.heads for mixer in arch.plain_attentions)
+    )
+
+
+def _has_narrow_values(arch: ModelArch) -> bool:
+    return any(mixer.heads.num_unused for mixer in arch.plain_attentions)
 
 
 def _has_keys_twice(mixer: MixerSpec) -> bool:
@@ -347,7 +369,7 @@ def _attention_experts(arch: ModelArch) -> list[LinearShape]:
 
 def _mixture(arch: ModelArch, experts: ExpertsSpec, count: int) -> list[LinearShape]:
     size, chosen = arch.hidden_size, experts.routing.num_chosen
-    router = (experts.num_experts, 1) if experts.has_shared_gate else (experts.num_experts,)
+    router = (experts.num_candidates, 1) if experts.has_shared_gate else (experts.num_candidates,)
     shapes = [LinearShape(parts=router, in_features=size, count=count, dtype="float32")]
     parts = 1 + experts.is_gated
     shapes += _experts(size, experts.size, parts, count * experts.num_experts, count * chosen)
@@ -363,8 +385,8 @@ def _experts(size: int, inner: int, parts: int, count: int, active: int) -> list
 
 def _beside_floats(arch: ModelArch, experts: ExpertsSpec) -> int:
     """With the norms around experts and their MLP, and ones, which the router's norm has in place of the scale that its
-    weight carries."""
-    return _expert_floats(arch, experts) + 4 * arch.hidden_size
+    weight carries, where there is such a scale (Gemma 4)."""
+    return _expert_floats(arch, experts) + experts.has_router_scale * 4 * arch.hidden_size
 
 
 def _expert_floats(arch: ModelArch, experts: ExpertsSpec) -> int:
@@ -372,8 +394,8 @@ def _expert_floats(arch: ModelArch, experts: ExpertsSpec) -> int:
     bias = experts.has_shared_bias * (parts * experts.shared_size + arch.hidden_size)
     bias += experts.has_bias * experts.num_experts * (parts * experts.size + arch.hidden_size)
     bias += experts.has_common_bias * arch.hidden_size
-    num_vectors = experts.has_choice_bias + experts.has_router_bias + experts.has_router_scale
-    return bias + num_vectors * experts.num_experts
+    bias += experts.has_choice_bias * experts.num_candidates
+    return bias + (experts.has_router_bias + experts.has_router_scale) * experts.num_experts
 
 
 def _num_floats(arch: ModelArch) -> int:
@@ -514,11 +536,14 @@ def _block_type(format: StoredFormat) -> TensorType | None:
 
 
 def keeps(arch: ModelArch, format: StoredFormat) -> bool:
-    """Whether a quantised weight stays quantised: not a table that is no head, nor one whose transpose is needed."""
-    last = format.name.removesuffix(".weight").rpartition(".")[2]
+    """Whether a quantised weight stays quantised: not a table that is no head, nor one whose transpose is needed, nor
+    those around values that are filled up with zeros."""
+    names, last = arch.family.names, format.name.removesuffix(".weight").rpartition(".")[2]
     if _is_table(arch, format):
         return arch.tie_word_embeddings
-    return last not in (arch.family.names.embedding.rpartition(".")[2], "kv_b_proj")
+    if _has_narrow_values(arch) and last in (*names.qkv, names.output):
+        return False
+    return last not in (names.embedding.rpartition(".")[2], "kv_b_proj")
 
 
 def _num_kept(arch: ModelArch, format: StoredFormat) -> int:
@@ -558,7 +583,7 @@ def loading_bytes(arch: ModelArch, dtype: str, quantization: str | None = None, 
     The head is read last where it is a tensor of its own; while the body is read, the head's bytes are not there yet.
     """
     shapes, stored = weight_shapes(arch), DTYPE_BYTES[arch.dtype]
-    multiplied = 4 * _has_factors(arch)  # in float32
+    multiplied = 4 * (_has_factors(arch) or _has_narrow_values(arch))  # in float32
     largest = max(shape.num_weights for shape in shapes.body) * (stored + multiplied)
     takes_apart = ops != "cpu" or _has_factors(arch)  # other blocks go straight to panels
     unpacked = [format for format in arch.quantized if takes_apart or _block_type(format) is None]

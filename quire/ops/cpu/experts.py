@@ -119,6 +119,7 @@ def _write(weights: MixtureWeights) -> _Written:
     shared = () if weights.shared is None else (weights.shared,)
     experts = _words([value for expert in (*weights.experts, *shared) for value in _expert(expert)])
     num_experts, down = len(weights.experts), weights.experts[0].down
+    num_candidates = num_experts + weights.num_identities
     mixture = _words(
         [
             *words_of(weights.router, weights.router_bias),
@@ -127,9 +128,10 @@ def _write(weights: MixtureWeights) -> _Written:
             experts.data_ptr(),
             num_experts,
             bool(shared),
-            weights.router.out_features > num_experts,
+            weights.router.out_features > num_candidates,
             weights.router.in_features,
             down.out_features,
+            weights.num_identities,
         ]
     )
     return _Written(experts, mixture)

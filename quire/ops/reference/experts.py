@@ -40,8 +40,7 @@ def mixture_of_experts(
         rows = x if part.rows is None else x.index_select(0, part.rows)
         if part.weighs_input:
             rows = (rows * part.weights.unsqueeze(1)).to(x.dtype)
-        inner = _inner(rows, part.expert, activation)
-        out = linear(inner, part.expert.down, part.expert.down_bias, out_dtype=torch.float32)
+        out = _output(rows, part.expert, activation)
         if not part.weighs_input:
             out.mul_(part.weights.unsqueeze(1))
         if part.rows is None:
@@ -49,6 +48,14 @@ def mixture_of_experts(
         else:
             total.index_add_(0, part.rows, out)
     return (total if residual is None else total.add_(residual)).to(x.dtype)
+
+
+def _output(rows: Tensor, expert: ExpertWeights | None, activation: str | ClampedGate) -> Tensor:
+    """What an expert gives, or an identity. Shapes: rows [n, M] -> [n, N] float32."""
+    if expert is None:
+        return rows.to(torch.float32, copy=True)
+    inner = _inner(rows, expert, activation)
+    return linear(inner, expert.down, expert.down_bias, out_dtype=torch.float32)
 
 
 def _inner(rows: Tensor, expert: ExpertWeights, activation: str | ClampedGate) -> Tensor:
@@ -83,7 +90,8 @@ def _clamped_gate(both: Tensor, gate: ClampedGate) -> Tensor:
 class Part:
     """The rows of a step that pass one expert."""
 
-    expert: ExpertWeights
+    expert: ExpertWeights | None
+    """None for identities."""
     rows: Tensor | None
     """[n] int64, ascending; None for all."""
     weights: Tensor
@@ -93,23 +101,26 @@ class Part:
 
 
 def parts_of(logits: Tensor, weights: MixtureWeights, routing: Routing) -> Iterator[Part]:
-    """What each expert that is touched has to do, in the order of their indices; the shared one comes last.
+    """What each expert that is touched has to do, in the order of their indices; then the shared one, or identities.
 
-    Shapes: logits [T, X], of the experts and, behind them, of the shared expert's gate.
+    Shapes: logits [T, X], of experts and identities and, behind them, of the shared expert's gate.
     """
-    num_experts = len(weights.experts)
-    chosen, scales = route(logits[:, :num_experts].contiguous(), routing, weights.choice_bias)
+    num_experts, num_candidates = len(weights.experts), len(weights.experts) + weights.num_identities
+    chosen, scales = route(logits[:, :num_candidates].contiguous(), routing, weights.choice_bias)
+    of_identities = _row_sums(scales.masked_fill(chosen < num_experts, 0.0)) if weights.num_identities else None
     if weights.scales is not None:
         scales = scales * weights.scales[chosen]
     places = chosen.flatten().sort(stable=True).indices
     rows, scales = places // routing.num_chosen, scales.flatten()[places]
     end = 0
-    for index, count in enumerate(torch.bincount(chosen.flatten(), minlength=num_experts).tolist()):
+    for index, count in enumerate(torch.bincount(chosen.flatten(), minlength=num_experts)[:num_experts].tolist()):
         begin, end = end, end + count
         if count:
             yield Part(weights.experts[index], rows[begin:end], scales[begin:end], routing.weighs_input)
     if weights.shared is not None:
-        yield Part(weights.shared, None, _shared_scales(logits[:, num_experts:]).mul_(routing.shared_factor))
+        yield Part(weights.shared, None, _shared_scales(logits[:, num_candidates:]).mul_(routing.shared_factor))
+    if of_identities is not None:
+        yield Part(None, None, of_identities)
 
 
 def route(logits: Tensor, routing: Routing, choice_bias: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -25,6 +25,22 @@ LATENT: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "mistral4-default-rope": ("mistral4", {"rope_parameters": None, "max_position_embeddings": 16_384}),
+    "longcat-flash": ("longcat_flash", {}),
+    "longcat-flash-odd-heads": (
+        "longcat_flash",
+        {
+            "hidden_size": 60,
+            "num_layers": 1,
+            "num_attention_heads": 3,
+            "num_key_value_heads": 3,
+            "zero_expert_num": 8,
+            "moe_topk": 4,
+            "attention_bias": True,
+            "tie_word_embeddings": True,
+            **rope("yarn", factor=4.0, original_max_position_embeddings=64, mscale=1.0, mscale_all_dim=0.7),
+        },
+    ),
+    "longcat-flash-experts-alone": ("longcat_flash", {"zero_expert_num": 0, "expert_ffn_hidden_size": 64}),
     "deepseek-v2": ("deepseek_v2", {}),
     "deepseek-v2-lite": ("deepseek_v2", {"q_lora_rank": None, "attention_bias": True, "mlp_bias": True}),
     "deepseek-v2-groups": (
