@@ -98,6 +98,11 @@ class MixtureOfExperts:
         assert spec is not None
         if ctx.parallel.tp.size > 1:
             raise ConfigError(f"{arch.source}: experts cannot be split between processes yet. Use one process.")
+        if spec.num_identities and ctx.ops.name == "triton":
+            raise ConfigError(
+                f"{arch.source}: experts that give what they read (zero_expert_num) are what the triton ops do not "
+                "have yet; give device='cpu'"
+            )
         blocks = [ctx, *map(ctx.beside, BLOCKS)]
         ctx = next((block for block in blocks if _router_name(block)), ctx)
         known = SPELLINGS if spec.is_gated else UNGATED

@@ -10,8 +10,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
 
-from quire.config.arch import ModelArch, identify, names_of, refuse_quantization, why_unknown
+from quire.config.arch import ModelArch, refuse_quantization
 from quire.config.gguf.files import is_gguf
+from quire.config.identify import identify, names_of, why_unknown
 from quire.config.quantized.find import weights_in
 from quire.config.quantized.stored import Header
 from quire.config.text_part import text_part

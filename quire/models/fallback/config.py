@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 import transformers
 from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedConfig, PreTrainedModel
 
-from quire.config.arch import names_of
+from quire.config.identify import names_of
 from quire.config.layers.layer_kinds import LayerKind
 from quire.errors import ConfigError, MissingDependency, shown
 

@@ -14,7 +14,6 @@ import triton
 from torch import Tensor
 
 from quire.config.layers.experts import ClampedGate, Routing, Scores
-from quire.errors import ConfigError
 from quire.ops.operands import ExpertWeights, MixtureWeights
 from quire.ops.triton.alignment import aligned, in_models
 from quire.ops.triton.elementwise import activate, fill_clamped_gate, finish_product
@@ -48,14 +47,10 @@ def mixture_of_experts(
     residual: Tensor | None = None,
     routed: Tensor | None = None,
 ) -> Tensor:
-    """See `Ops.mixture_of_experts`. Raises: ConfigError for experts whose weights have different formats, and
-    for identities among them.
+    """See `Ops.mixture_of_experts`. Raises: ConfigError for experts whose weights have different formats.
+
+    Models whose experts are identities in part are not loaded for a GPU.
     """
-    if weights.num_identities:
-        raise ConfigError(
-            "the model has experts that give what they read (zero_expert_num), "
-            "which the triton ops do not have yet; give device='cpu'"
-        )
     expert, num_experts = weights.experts[0], len(weights.experts)
     out = x.new_empty(x.shape[0], expert.down.out_features)
     if not x.shape[0]:
