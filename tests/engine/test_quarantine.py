@@ -126,6 +126,9 @@ class Faulty:
         self.runner.is_armed = guilty
         return self.inner.execute(plan)
 
+    def capture_graph(self) -> bool:
+        return False
+
     def close(self) -> None:
         self.inner.close()
 
