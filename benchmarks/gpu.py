@@ -156,7 +156,10 @@ def measure_quire(args: argparse.Namespace, directory: str) -> None:
     num_seqs, num_prompt_tokens, num_answered = WHOLE
     took = timed.seconds(prompts(num_seqs, num_prompt_tokens, 3), num_answered)
     print(f"{num_seqs} x ({num_prompt_tokens}, {num_answered}): {took:.2f} s")
-    print("idle while decoding:", ", ".join(f"{n}: {idle_share(timed, n, 40):.1%}" for n in (args.batches[0], 64)))
+    print(
+        "idle while decoding:",
+        ", ".join(f"{n}: {idle_share(timed, n, 40):.1%}" for n in dict.fromkeys((args.batches[0], 64))),
+    )
 
 
 def table_bytes(shape: str) -> int:

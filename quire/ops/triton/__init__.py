@@ -45,7 +45,7 @@ from quire.ops.triton.rotary import rope_and_cache
 from quire.ops.triton.sampling import allowed_max, apply_penalties, row_max, row_max_tensors, sample, top_logprobs
 
 LIBRARY_ROWS = 65
-"""Rows from which on torch's library is faster; up to there products are as fast as their weights are read."""
+"""Rows from which on torch's library is faster; up to there products are about as fast as their weights are read."""
 
 
 def weights_together() -> AbstractContextManager[None]:
