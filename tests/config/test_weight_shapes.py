@@ -12,13 +12,12 @@ import torch
 from torch import Tensor
 
 from quire.config.arch import ModelArch
+from quire.config.memory.weight_bytes import packed_bytes, weight_bytes
 from quire.config.memory.weight_formats import COMPACT_ISAS
 from quire.config.memory.weight_shapes import (
     LinearShape,
     context_per_token,
     num_parameters,
-    packed_bytes,
-    weight_bytes,
     weight_shapes,
     window_shares,
 )

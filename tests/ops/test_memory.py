@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire.config.memory.weight_shapes import weight_bytes
+from quire.config.memory.weight_bytes import weight_bytes
 from quire.loader.load import load_model
 from quire.models.decoder import DecoderForCausalLM
 from quire.ops.backends import ops_of

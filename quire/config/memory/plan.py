@@ -18,7 +18,8 @@ from quire.config.memory.stored_plan import (
     stored_logits_bytes,
     stored_weight_bytes,
 )
-from quire.config.memory.weight_shapes import loading_bytes, weight_bytes, weight_shapes
+from quire.config.memory.weight_bytes import loading_bytes, weight_bytes
+from quire.config.memory.weight_shapes import weight_shapes
 from quire.errors import ConfigError, counted
 from quire.messages.kv import DTYPE_BYTES, KVLayout
 from quire.structured.grammar import (
