@@ -13,7 +13,7 @@ from quire.platforms.cpu import memory
 
 BLOCK_SIZE = 16
 """Tiles of keys are multiples of 16 tokens deep."""
-UNSEEN = "its kernels have passed their tests in an interpreter, and have not run on a device yet"
+UNSEEN = "its kernels have passed their tests in an interpreter, and have not run on such a device yet"
 MEMORY_FRACTION = 0.9
 CONTEXT_BYTES = 640 << 20
 """What a driver, torch and compiled kernels take on the device before anything is allocated; not measured yet."""

@@ -4,8 +4,8 @@ All graphs of a set share a pool of memory: what one run computes on the way is 
 outlive a run. They are copied out of the pool, as the last part of the run, to memory that all graphs of the set use in
 turn; kept in the pool, those of each graph would take room for good. So graphs may be replayed in any order.
 
-Nothing of this has run on a device yet. `tests/ops/triton/recorded.py` has a double that replays calls of torch and
-launches of kernels one by one, in the interpreter.
+Where there is no device, `tests/ops/triton/recorded.py` has a double that replays calls of torch and launches of
+kernels one by one, in the interpreter.
 """
 
 from __future__ import annotations
