@@ -269,7 +269,8 @@ QR_API int32_t qr_route(int32_t* chosen, float* weights, const float* logits, co
                         int64_t num_experts, const qr_routing* routing);
 
 /* out[rows, out_features] = the sum of weight * output in the order of the experts' indices, the shared one last, in
- * float32, plus x times the sum of the weights of identities, plus residual (of dtype, may be null). out and x are of dtype; the router's logits are float32. The router
+ * float32, plus x times the sum of the weights of identities, plus residual (of dtype, may be null). out and x are of
+ * dtype; the router's logits are float32. The router
  * reads routed (of x's shape and dtype), or x where that is null. Each expert reads its weights once for every 512 of its
  * rows. */
 QR_API int32_t qr_mixture_of_experts(void* out, const void* x, const void* routed, int32_t dtype, const void* residual,

@@ -95,7 +95,8 @@ def test_many_rows_take_the_tile_whose_rounds_end_first(tiles: hopper.HopperTile
     largest, smallest = tiles.large[0].tile, tiles.large[-1].tile
     assert tiles.of(8192, 12288) == largest
     assert tiles.of(65, 64) == smallest
-    for num_rows in (65, 200, 1000):
+    assert not tiles.of(1000, 4096).tma, "launched soon"
+    for num_rows in (65, 200, 512, 2048):
         for num_features in (64, 4096, 6144):
             found = tiles.of(num_rows, num_features)
             (taken,) = (each for each in tiles.large if each.tile == found)
