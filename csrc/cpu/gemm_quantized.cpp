@@ -11,8 +11,22 @@ namespace {
 // 16, 32, 64, 128 as 0, 1, 2, 3.
 int64_t index_of_group(int64_t group) { return group == 128 ? 3 : group / 32; }
 
+// kNumNested where there is none.
+NestedKind nested_kind(const qr_weight& w) {
+  struct Known {
+    int64_t format, group, nested;
+  };
+  constexpr Known known[kNumNested] = {{QR_INT6, 16, 1}, {QR_INT5, 32, 2}, {QR_INT4, 32, 2},
+                                       {QR_INT4, 16, 2}, {QR_INT4, 16, 1}, {QR_LEVELS, 32, 1}};
+  const auto* found = std::find_if(known, known + kNumNested, [&](const Known& kind) {
+    return kind.format == w.format && kind.group == w.group && kind.nested == w.nested;
+  });
+  return NestedKind(found - known);
+}
+
 const Gemm* gemm_of(const qr_weight& w, int32_t x_dtype) {
   const Kernels* table = kernels();
+  if (w.nested != 0) return &table->gemm_nested[nested_kind(w)];
   if (w.format == QR_FLOAT8) return x_dtype == QR_BFLOAT16 ? &table->gemm_float8 : &table->gemm_float8_float;
   if (w.group == 0) return &table->gemm_int8;
   const Gemm* groups = w.format == QR_INT8   ? table->gemm_int8_groups
@@ -112,7 +126,6 @@ Weight quantized_weight(const qr_weight& w, int32_t x_dtype, int64_t k) {
   weight.args.order = w.order;
   weight.args.unit = float(w.unit);
   weight.args.group = w.group;
-  weight.args.nested = w.nested;
   return weight;
 }
 
@@ -122,8 +135,8 @@ bool is_quantized_weight(const qr_weight& w, int64_t k) {
     return false;
   if (has_floats && (w.zero_points != nullptr || w.offsets != nullptr || w.unit != 1.0)) return false;
   if (w.zero_points != nullptr && w.offsets != nullptr) return false;
-  if (w.nested < 0 || w.nested > (w.format == QR_LEVELS ? 1 : 2)) return false;
-  if (w.nested != 0 && (has_floats || w.group > 32 || w.zero_points != nullptr || w.offsets != nullptr)) return false;
+  if (w.nested != 0 && (nested_kind(w) == kNumNested || k % kNestedBlock != 0)) return false;
+  if (w.nested != 0 && (w.zero_points != nullptr || w.offsets != nullptr)) return false;
   if (!is_finite(float(w.unit)) || !(float(w.unit) > 0) || (w.format == QR_LEVELS && w.levels == nullptr)) return false;
   return w.order == nullptr || (w.format != QR_FLOAT8 && is_order(w.order, k));
 }

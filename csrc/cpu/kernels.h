@@ -19,6 +19,16 @@ constexpr int64_t kDepth = 32;
 constexpr int64_t kLeastGroup = 16, kNumGroups = 4, kNumSmallGroups = 2, kFloat8Group = 128;
 // Inputs whose groups have nested scales under one float16.
 constexpr int64_t kNestedBlock = 256;
+// Weights with nested scales: those of GGUF's Q6_K, Q5_K, Q4_K, Q2_K, Q3_K and IQ4_XS.
+enum NestedKind {
+  kNestedInt6,
+  kNestedInt5,
+  kNestedInt4,
+  kNestedInt4Small,
+  kNestedInt4Single,
+  kNestedLevels,
+  kNumNested
+};
 // Rows of x that one piece of work multiplies at most.
 constexpr int64_t kBlockRows = 256;
 
@@ -81,7 +91,6 @@ struct GemmArgs {
   const int32_t* order;
   float unit;
   int64_t group;
-  int64_t nested;
 };
 
 // One way to multiply: a (weight dtype, activation dtype) pair on one instruction set.
@@ -368,6 +377,7 @@ struct Kernels {
   Gemm gemm_int5[kNumSmallGroups];
   Gemm gemm_int6[kNumSmallGroups];
   Gemm gemm_levels[kNumGroups];
+  Gemm gemm_nested[kNumNested];
   Gemm gemm_float8;        // e4m3 weights, bf16 activations
   Gemm gemm_float8_float;  // any other
   void (*row_to_int8)(const IntegersArgs& args);

@@ -121,8 +121,8 @@ QR_API int32_t qr_gated_linear(void* out, int32_t out_dtype, const void* x, int3
  *   QR_INT6    -32 .. 31
  *   QR_LEVELS  0 .. 15, which stand for levels[0 .. 15]
  *   QR_FLOAT8  float8_e4m3fn, none of which is NaN
- * Activations are rounded to int8 on the way in, each group of a row (128 where an output has one scale) by its
- * largest magnitude; not beside QR_FLOAT8. */
+ * Activations are rounded to int8 on the way in, each group of a row (128 where an output has one scale, 256 where
+ * scales are nested) by its largest magnitude; not beside QR_FLOAT8. */
 
 /* Bytes of packed values, or a negative status. */
 QR_API int64_t qr_quantized_bytes(int32_t format, int64_t out_features, int64_t in_features);
@@ -148,10 +148,12 @@ QR_API int32_t qr_quantize_linear(void* packed, void* scales, int32_t format, in
  * at most one of the two, null for none. levels: of QR_LEVELS, int8[16]. order: input m is x[order[m]], int32; not of
  * QR_FLOAT8; null: x[m]. All cover whole panels.
  *
- * nested: 1 or 2, where a group (of 16 or 32) has so many codes under a float16 of 256 inputs, else 0. Then scales are
- * [panels][blocks of 256 inputs], each float16 [nested][32], of which `unit` is 1, and int8 [groups][nested][32]. A
- * scale is the first code times the first float16; an offset is 2^(bits - 1) times the scale less the second code times
- * the second float16, bits being those of the format (not QR_LEVELS). zero_points and offsets are null. */
+ * nested: 1 or 2, where a group has so many codes under a float16 of 256 inputs, of which in_features is a multiple;
+ * else 0. Of QR_INT6 in groups of 16 and QR_LEVELS in groups of 32: 1. Of QR_INT5 in groups of 32: 2. Of QR_INT4: 2,
+ * or 1 in groups of 16. Then scales are [panels][blocks of 256 inputs], each float16 [nested][32], of which `unit` is 1,
+ * and int8 [groups][nested][32]. A scale is the first code times the first float16; an offset is 2^(bits - 1) times the
+ * scale less the second code times the second float16, bits being those of the format. Where there are two, codes are 0
+ * to 63. zero_points and offsets are null, and activations are rounded in blocks of 256. */
 typedef struct {
   const void* packed;
   const void* scales;

@@ -21,6 +21,7 @@ from quire.ops.cpu.runtime.graphs import Graphs
 from quire.ops.cpu.runtime.weights import words_of
 from quire.ops.dequantize import dequantize
 from quire.ops.operands import LinearWeight, NestedScales, QuantizedRows
+from quire.utils.math import round_up
 from tests.ops.implementations import assert_close, rand
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -80,7 +81,7 @@ def make(format: WeightFormat, shape: tuple[int, int], *, in_order: bool = True,
     offsets = torch.randn(rows, groups, generator=generator).half().float() if format.shift is Shift.OFFSETS else None
     nested = tuple(
         NestedScales(
-            codes=integers(-128, 128, rows, groups),
+            codes=integers(*((0, 64) if format.num_nested == 2 else (-128, 128)), rows, groups),
             units=(torch.randn(rows, -(-columns // NESTED_BLOCK), generator=generator) / 64).half().float(),
         )
         for _ in range(format.num_nested)
@@ -99,7 +100,9 @@ def make(format: WeightFormat, shape: tuple[int, int], *, in_order: bool = True,
         nested=nested,
         order=None if in_order else torch.randperm(columns, generator=generator).to(torch.int32),
     )
-    return Made(made, None if format.codes is Codes.FLOAT8 else format.group or 128)
+    if format.codes is Codes.FLOAT8:
+        return Made(made, None)
+    return Made(made, NESTED_BLOCK if format.is_nested else format.group or 128)
 
 
 def halves(made: Made) -> list[QuantizedRows | torch.Tensor]:
@@ -109,6 +112,7 @@ def halves(made: Made) -> list[QuantizedRows | torch.Tensor]:
 @pytest.mark.parametrize("format", BY_NAME.values(), ids=lambda format: format.name)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_products_are_those_of_the_dequantised_weight(format: WeightFormat, shape: tuple[int, int]) -> None:
+    shape = (shape[0], round_up(shape[1], NESTED_BLOCK) if format.is_nested else shape[1])
     made = make(format, shape)
     weight = pack_quantized(halves(made))
     if shape[1] > format.group:  # else a row has one scale, which may have a format of its own
@@ -122,7 +126,7 @@ def test_products_are_those_of_the_dequantised_weight(format: WeightFormat, shap
 
 @pytest.mark.parametrize("format", BY_NAME.values(), ids=lambda format: format.name)
 def test_a_row_has_the_same_bits_in_every_batch(format: WeightFormat) -> None:
-    weight, x = pack_quantized([make(format, (100, 600)).rows]), rand(300, 600, seed=1, dtype=torch.bfloat16)
+    weight, x = pack_quantized([make(format, (100, 768)).rows]), rand(300, 768, seed=1, dtype=torch.bfloat16)
     whole, threads = linear(x, weight), library.num_threads()
     try:
         for count, size, start in itertools.product((1, 3), (1, 2, 5, 16, 40, 257), (0, 41)):
@@ -135,7 +139,7 @@ def test_a_row_has_the_same_bits_in_every_batch(format: WeightFormat) -> None:
 @pytest.mark.parametrize("format", BY_NAME.values(), ids=lambda format: format.name)
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf"), float("-inf")])
 def test_a_row_that_is_not_a_number_fails_alone(format: WeightFormat, wrong: float) -> None:
-    weight, x = pack_quantized([make(format, (40, 200)).rows]), rand(18, 200, dtype=torch.bfloat16)
+    weight, x = pack_quantized([make(format, (40, 256)).rows]), rand(18, 256, dtype=torch.bfloat16)
     right = linear(x, weight)
     x[7, 150] = wrong
     found = linear(x, weight)
@@ -146,11 +150,11 @@ def test_a_row_that_is_not_a_number_fails_alone(format: WeightFormat, wrong: flo
 
 @pytest.mark.parametrize("name", [name for name, format in BY_NAME.items() if format.codes is not Codes.FLOAT8])
 def test_inputs_may_stand_in_another_order(name: str) -> None:
-    made = make(BY_NAME[name], (70, 200), in_order=False)
+    made = make(BY_NAME[name], (70, 256), in_order=False)
     weight = pack_quantized(halves(made))
     assert weight.format == name
     for dtype in DTYPES:
-        x = rand(9, 200, seed=1, dtype=dtype)
+        x = rand(9, 256, seed=1, dtype=dtype)
         assert_close(linear(x, weight), made.products(x))
 
 
@@ -159,8 +163,8 @@ def test_inputs_may_stand_in_another_order(name: str) -> None:
 )
 @pytest.mark.parametrize("half", [64, 20])
 def test_gated_products_are_gate_times_up(name: str, half: int) -> None:
-    made = make(BY_NAME[name], (2 * half, 160))
-    x = rand(9, 160, seed=2)
+    made = make(BY_NAME[name], (2 * half, 256))
+    x = rand(9, 256, seed=2)
     gate, up = made.products(x).chunk(2, dim=-1)
     assert_close(gated_linear(x, pack_quantized([made.rows]), activation="silu"), torch.nn.functional.silu(gate) * up)
 
@@ -181,9 +185,9 @@ def mixed(columns: int) -> tuple[LinearWeight, list[Made], torch.Tensor]:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("rows", [1, 5, 40])
 def test_parts_of_different_formats_are_computed_side_by_side(dtype: torch.dtype, rows: int) -> None:
-    weight, parts, dense = mixed(208)
+    weight, parts, dense = mixed(256)
     assert [part.format for part in weight.parts] == [*MIXED[:2], *MIXED[3:], "dense"]
-    x = rand(rows, 208, seed=1, dtype=dtype) / 256  # no product of gate and up is beyond float16
+    x = rand(rows, 256, seed=1, dtype=dtype) / 256  # no product of gate and up is beyond float16
     bias, residual = rand(224), rand(rows, 224, dtype=dtype)
     products = torch.cat([*(part.products(x) for part in parts), x.double() @ dense.double().T], dim=1)
     assert_close(linear(x, weight, bias, activation="relu", residual=residual), torch.relu(products + bias) + residual)
@@ -192,8 +196,8 @@ def test_parts_of_different_formats_are_computed_side_by_side(dtype: torch.dtype
 
 
 def test_a_row_of_a_mixed_weight_has_the_same_bits_in_every_batch() -> None:
-    weight, *_ = mixed(600)
-    x = rand(300, 600, seed=1, dtype=torch.bfloat16)
+    weight, *_ = mixed(768)
+    x = rand(300, 768, seed=1, dtype=torch.bfloat16)
     whole, gated = linear(x, weight), gated_linear(x, weight, activation="silu")
     for size, start in itertools.product((1, 2, 5, 16, 40, 257), (0, 41)):
         assert torch.equal(linear(x[start : start + size], weight), whole[start : start + size])
@@ -204,10 +208,10 @@ def test_a_row_of_a_mixed_weight_has_the_same_bits_in_every_batch() -> None:
 
 @pytest.mark.parametrize("name", ["mixed", "int8_g16_zeros", "int6_g32", "int5_g32", "levels_g64", "float8"])
 def test_graphs_replay_them(name: str) -> None:
-    weight = mixed(160)[0] if name == "mixed" else pack_quantized([make(BY_NAME[name], (64, 160)).rows])
-    x = rand(40, 160, dtype=torch.bfloat16)
+    weight = mixed(256)[0] if name == "mixed" else pack_quantized([make(BY_NAME[name], (64, 256)).rows])
+    x = rand(40, 256, dtype=torch.bfloat16)
     graph = Graphs().record(lambda: (linear(x, weight), gated_linear(x, weight, activation="silu")))
-    x.copy_(rand(40, 160, seed=5, dtype=torch.bfloat16))
+    x.copy_(rand(40, 256, seed=5, dtype=torch.bfloat16))
     found = [output.clone() for output in graph.replay()]
     assert torch.equal(found[0], linear(x, weight))
     assert torch.equal(found[1], gated_linear(x, weight, activation="silu"))
@@ -222,12 +226,21 @@ def scaled(made: Made, factor: float) -> Made:
 )
 @pytest.mark.parametrize("factor", [2.0**-40, 2.0**30, 1e-9, 3e7])
 def test_scales_that_float16_does_not_hold_keep_their_precision(name: str, factor: float) -> None:
-    made = scaled(make(BY_NAME[name], (40, 96)), factor)
-    x = rand(5, 96, seed=1)
+    made = scaled(make(BY_NAME[name], (40, 256)), factor)
+    x = rand(5, 256, seed=1)
     expected = made.products(x) / factor
     rounding = 0.0 if float(factor).hex().startswith("0x1.0000000000000p") else 2.0**-11
     found = linear(x, pack_quantized([made.rows])).double() / factor
     assert (found - expected).abs().max() <= (rounding + 1e-5) * expected.abs().max()
+
+
+def test_nested_scales_become_plain_ones_where_inputs_are_not_whole_blocks() -> None:
+    for name in ("int6_g16_nested", "int4_g32_offsets_nested"):
+        made = make(BY_NAME[name], (40, 160))
+        weight, x = pack_quantized([made.rows]), rand(5, 160)
+        assert weight.format == name.removesuffix("_nested")
+        expected = Made(made.rows, BY_NAME[name].group).products(x)
+        assert (linear(x, weight).double() - expected).abs().max() <= 2.0**-10 * expected.abs().max()
 
 
 def test_groups_become_smaller_ones_and_a_row_scale_many() -> None:
@@ -251,6 +264,10 @@ def broken() -> Iterator[tuple[str, QuantizedRows]]:
     yield "does not have", replace(rows, values=rows.values - 26, bits=6)
     yield "does not have", replace(rows, values=rows.values, levels=LEVELS)
     yield "no product", replace(rows, group_size=24, scales=torch.ones(8, 3))
+    blocks = make(BY_NAME["int4_g32_offsets_nested"], (8, 256)).rows
+    for code in (-1, 64):
+        wrong = replace(blocks.nested[1], codes=torch.full_like(blocks.nested[1].codes, code))
+        yield "not 0 to 63", replace(blocks, nested=(blocks.nested[0], wrong))
     floats = rows.values.to(torch.float8_e4m3fn)
     yield "no product", replace(rows, values=floats, group_size=24, scales=torch.ones(8, 3))
     nan = torch.full((8, 64), 127, dtype=torch.int8).view(torch.float8_e4m3fn)
@@ -265,4 +282,4 @@ def test_what_the_kernels_cannot_compute_is_refused(case: tuple[str, QuantizedRo
 
 def test_an_expert_with_rows_of_different_formats_is_refused() -> None:
     with pytest.raises(ConfigError, match="must have the same format"):
-        words_of(mixed(160)[0])
+        words_of(mixed(256)[0])

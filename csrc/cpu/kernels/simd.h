@@ -3,6 +3,9 @@
 // Everything here is static: nothing compiled with wide instructions may become a symbol that another unit shares.
 #pragma once
 
+#include <type_traits>
+#include <utility>
+
 #include "numbers.h"
 
 #if defined(__ARM_NEON)
@@ -291,6 +294,17 @@ QR_INLINE void settle_stores() {
 #if defined(__AVX2__)
   _mm_sfence();
 #endif
+}
+
+// Call body(0), ..., body(N - 1) with constants: an array that they index stays in registers, which after a loop it may
+// not.
+template <int... I, class Body>
+QR_INLINE void each_of(std::integer_sequence<int, I...>, const Body& body) {
+  (body(std::integral_constant<int, I>()), ...);
+}
+template <int N, class Body>
+QR_INLINE void each(const Body& body) {
+  each_of(std::make_integer_sequence<int, N>(), body);
 }
 
 // Call body(index, count) for 0, W, 2W, ... below n; count is W but for the last.

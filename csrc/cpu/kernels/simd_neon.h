@@ -217,6 +217,23 @@ struct vi {
 };
 QR_INLINE vi none() { return {vdupq_n_s32(0), vdupq_n_s32(0)}; }
 QR_INLINE vi add(vi a, vi b) { return {vaddq_s32(a.low, b.low), vaddq_s32(a.high, b.high)}; }
+QR_INLINE vi sub(vi a, vi b) { return {vsubq_s32(a.low, b.low), vsubq_s32(a.high, b.high)}; }
+QR_INLINE vi mul(vi a, vi b) { return {vmulq_s32(a.low, b.low), vmulq_s32(a.high, b.high)}; }
+QR_INLINE vi same(int32_t value) { return {vdupq_n_s32(value), vdupq_n_s32(value)}; }
+QR_INLINE vi widened(const int8_t* p) {
+  const int16x8_t wide = vmovl_s8(vld1_s8(p));
+  return {vmovl_s16(vget_low_s16(wide)), vmovl_high_s16(wide)};
+}
+QR_INLINE int32x4_t two_in_one(int32x4_t low, int32x4_t high) { return vorrq_s32(low, vshlq_n_s32(high, 16)); }
+QR_INLINE vi two_in_one(vi low, vi high) { return {two_in_one(low.low, high.low), two_in_one(low.high, high.high)}; }
+QR_INLINE int32x4_t add_pairs(int32x4_t acc, int32x4_t a, int32x4_t b) {
+  const int16x8_t left = vreinterpretq_s16_s32(a), right = vreinterpretq_s16_s32(b);
+  const int32x4_t low = vmull_s16(vget_low_s16(left), vget_low_s16(right)), high = vmull_high_s16(left, right);
+  return vaddq_s32(acc, vpaddq_s32(low, high));
+}
+QR_INLINE vi add_pairs(vi acc, vi a, vi b) {
+  return {add_pairs(acc.low, a.low, b.low), add_pairs(acc.high, a.high, b.high)};
+}
 QR_INLINE vf floats(vi v) { return {vcvtq_f32_s32(v.low), vcvtq_f32_s32(v.high)}; }
 QR_INLINE void store_int8(int8_t* out, vf v) {
   vst1_s8(out, vqmovn_s16(vqmovn_high_s32(vqmovn_s32(vcvtnq_s32_f32(v.low)), vcvtnq_s32_f32(v.high))));
@@ -241,6 +258,7 @@ QR_INLINE Bytes where_equal(Bytes a, Bytes b, Bytes then, Bytes otherwise) {
 }
 QR_INLINE Bytes bits_of(Bytes a, int mask) { return vandq_u8(a, all_bytes(mask)); }
 QR_INLINE Bytes either(Bytes a, Bytes b) { return vorrq_u8(a, b); }
+QR_INLINE Bytes flip(Bytes v, int byte) { return veorq_u8(v, all_bytes(byte)); }
 // Of words of 16 bits, by so many bits.
 QR_INLINE Bytes words_left(Bytes a, int bits) {
   return vreinterpretq_u8_u16(vshlq_u16(vreinterpretq_u16_u8(a), vdupq_n_s16(int16_t(bits))));

@@ -136,7 +136,8 @@ def native_format(
 ) -> WeightFormat | None:
     """The format that the native kernels keep such a weight in; None where they have none.
 
-    A group may become several smaller ones with the same scale. 8-bit floats in small groups become integers.
+    A group may become several smaller ones with the same scale. 8-bit floats in small groups become integers. Nested
+    scales become plain ones where inputs are not whole blocks.
     bits, group_size: as in `ops.operands.QuantizedRows`.
     """
     has_row_scale = group_size >= in_features
@@ -158,7 +159,8 @@ def native_format(
         return None
     format = WeightFormat(codes=codes, group=group, shift=shift)
     nested = replace(format, is_nested=True)
-    return nested if is_nested and group == group_size and nested.name in BY_NAME else format
+    has_blocks = is_nested and group == group_size and in_features % NESTED_BLOCK == 0
+    return nested if has_blocks and nested.name in BY_NAME else format
 
 
 def parse(name: str) -> WeightFormat | None:

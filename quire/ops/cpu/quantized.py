@@ -1,7 +1,8 @@
 """Linear layers over quantised weights; `csrc/cpu/kernels/quantized/`.
 
 Activations are quantised to int8 on the way in, each group of a row by its largest magnitude. Products are summed as
-integers within a group and as float32 over groups. Beside float8 weights, activations stay as they are.
+integers within a group and as float32 over groups. Where scales are nested, a block of 256 inputs is such a group.
+Beside float8 weights, activations stay as they are.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -39,6 +41,8 @@ FORMATS = {
     "int4_g128": (INT4, 128),
 }
 """What numbers are quantised to: name -> (`qr_format`, input features that share a scale; 0: all)."""
+MOST_CODE = 63
+"""Of nested scales where groups have two."""
 MOST_PARTS = 16
 """Weights side by side that one call computes."""
 HALF_BITS = 15
@@ -100,7 +104,9 @@ def pack_quantized(parts: Sequence[StoredRows | Tensor]) -> LinearWeight:
 
 
 def _with_integers(part: StoredRows) -> StoredRows:
-    """Levels of int8; 8-bit floats, and blocks, only in groups that the kernels have."""
+    """Levels of int8; 8-bit floats, blocks and nested scales only in groups that the kernels have."""
+    if isinstance(part, QuantizedRows) and part.nested and not format_of(part).is_nested:
+        part = replace(part, nested=())
     if isinstance(part, QuantizedRows):
         is_float8 = part.values.dtype == torch.float8_e4m3fn
         return with_integers(part) if is_float8 and format_of(part).codes is Codes.INT8 else with_integer_levels(part)
@@ -149,7 +155,7 @@ def _pack_rows(parts: Sequence[StoredRows]) -> LinearWeight:
     }
     if format.is_nested:
         tensors["scales"] = torch.zeros(
-            cdiv(rows, PANEL), cdiv(columns, NESTED_BLOCK), PANEL * format.nested_bytes, dtype=torch.int8
+            cdiv(rows, PANEL), columns // NESTED_BLOCK, PANEL * format.nested_bytes, dtype=torch.int8
         )
     if format.shift is Shift.ZERO_POINTS:
         tensors["zero_points"] = _panels_of(rows, groups, torch.int8)
@@ -348,6 +354,8 @@ def _place_nested(
 
     Shapes: target [panels, blocks, bytes].
     """
+    if len(nested) == 2 and not all(bool(((part.codes >= 0) & (part.codes <= MOST_CODE)).all()) for part in nested):
+        raise ConfigError(f"nested scales and offsets have codes that are not 0 to {MOST_CODE}")
     panels, blocks, _ = target.shape
     count, of_block = len(nested), NESTED_BLOCK // format.group
     halves, codes = target[:, :, : count * 2 * PANEL], target[:, :, count * 2 * PANEL :]
@@ -356,8 +364,7 @@ def _place_nested(
     rows = torch.arange(offset, offset + nested[0].codes.shape[0])
     for kind, part in enumerate(nested):
         units_at[rows // PANEL, :, kind, rows % PANEL] = (part.units / unit).half()
-        padded = torch.nn.functional.pad(part.codes, (0, blocks * of_block - part.codes.shape[1]))
-        codes_at[rows // PANEL, :, :, kind, rows % PANEL] = padded.view(-1, blocks, of_block)
+        codes_at[rows // PANEL, :, :, kind, rows % PANEL] = part.codes.view(-1, blocks, of_block)
 
 
 def _place(target: Tensor, values: Tensor, group: int, part: QuantizedRows, offset: int) -> None:

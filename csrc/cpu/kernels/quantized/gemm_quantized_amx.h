@@ -153,7 +153,7 @@ struct AmxQuantizedMicro : QuantizedMicro<Format> {
         vf total[kVectors] = {load(sums + at), load(sums + at + W)};
         each<kCount>([&](auto i) __attribute__((always_inline)) {
           each<kVectors>([&](auto v) __attribute__((always_inline)) {
-            const vf products = floats(_mm512_load_si512(integers[i] + at + v * W));
+            const vi products = _mm512_load_si512(integers[i] + at + v * W);
             total[v] = scales[i].add(kind, total[v], products, of[i], v);
           });
         });

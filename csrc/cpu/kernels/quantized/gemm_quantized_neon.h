@@ -9,37 +9,41 @@ namespace {
 
 constexpr int kUnits = 8;  // of 8 k in a step of 64
 
-// Four columns, k 0..3 and k 4..7 of a unit of a half; of int4 in sixteenths.
+// Four columns, k 0..3 and k 4..7 of a unit of a half, as signed bytes; of Int4 in sixteenths.
 template <int Group, bool Grouped>
-QR_INLINE void unit_of(const Int8Of<Group, Grouped>&, const char* half, int unit, int four, int8x16_t& first,
-                       int8x16_t& second) {
+QR_INLINE void bytes_of(const Int8Of<Group, Grouped>&, const char* half, int unit, int four, int8x16_t& first,
+                        int8x16_t& second) {
   const auto* bytes = reinterpret_cast<const int8_t*>(half) + unit * 128 + four * 16;
   first = vld1q_s8(bytes);
   second = vld1q_s8(bytes + 64);
 }
 template <int Group>
-QR_INLINE void unit_of(const Int4<Group>&, const char* half, int unit, int four, int8x16_t& first,
-                       int8x16_t& second) {
+QR_INLINE void bytes_of(const Int4<Group>&, const char* half, int unit, int four, int8x16_t& first,
+                        int8x16_t& second) {
   const int8x16_t both = vld1q_s8(reinterpret_cast<const int8_t*>(half) + unit * 64 + four * 16);
   first = vshlq_n_s8(both, 4);
   second = vandq_s8(both, vdupq_n_s8(int8_t(0xf0)));
 }
-template <int Bits, int Group>
-QR_INLINE void unit_of(const Planes<Bits, Group>& format, const char* half, int unit, int four, int8x16_t& first,
-                       int8x16_t& second) {
-  const int8x16_t bias = vdupq_n_s8(int8_t(Planes<Bits, Group>::kBias));
-  Bytes lower, upper;
-  constexpr int kTogether = Planes<Bits, Group>::kRowsTogether;
-  format.codes_of_row(half + four * 16, unit / kTogether * kTogether, unit % kTogether, lower, upper);
-  first = vsubq_s8(vreinterpretq_s8_u8(lower), bias);
-  second = vsubq_s8(vreinterpretq_s8_u8(upper), bias);
-}
 template <int Group>
-QR_INLINE void unit_of(const Levels<Group>& format, const char* half, int unit, int four, int8x16_t& first,
-                       int8x16_t& second) {
+QR_INLINE void bytes_of(const Levels<Group>& format, const char* half, int unit, int four, int8x16_t& first,
+                        int8x16_t& second) {
   const Bytes both = load_bytes_of(half + unit * 64 + four * 16);
   first = vreinterpretq_s8_u8(look_up(format.levels, low_nibbles(both)));
   second = vreinterpretq_s8_u8(look_up(format.levels, high_nibbles(both)));
+}
+template <class Format>
+QR_INLINE void unit_of(const Format& format, const char* half, int unit, int four, int8x16_t& first,
+                       int8x16_t& second) {
+  if constexpr (Format::kBits < 8 && Format::kCodeShift == 0) {
+    const int8x16_t bias = vdupq_n_s8(int8_t(Format::kBias));
+    Bytes lower, upper;
+    constexpr int kTogether = Format::kRowsTogether;
+    format.codes_of_row(half + four * 16, unit / kTogether * kTogether, unit % kTogether, lower, upper);
+    first = vsubq_s8(vreinterpretq_s8_u8(lower), bias);
+    second = vsubq_s8(vreinterpretq_s8_u8(upper), bias);
+  } else {
+    bytes_of(format, half, unit, four, first, second);
+  }
 }
 
 // acc += sums of four products
@@ -144,9 +148,9 @@ void multiply_rows(const GemmArgs& g, const QuantizedRows<Format::kGroup>& x, in
   constexpr int64_t kUnitBytes = Format::kHalfBytes / kUnits;
   const Format format(g);
   const char* packed = static_cast<const char*>(g.packed) + panel * g.panel_bytes;
-  vf total[R][kVectors];
+  Total<Format> total[R][kVectors];
   for (int r = 0; r < R; ++r)
-    for (int v = 0; v < kVectors; ++v) total[r][v] = zero();
+    for (int v = 0; v < kVectors; ++v) clear(total[r][v]);
   for (int64_t group = 0; group < x.groups; ++group) {
     const int64_t first = group * Format::kGroup / 8, end = first + Format::kGroup / 8, all = kUnits * x.steps;
     const auto scales = GroupScales<Format>::of(g, panel, x.groups, group);
@@ -162,15 +166,17 @@ void multiply_rows(const GemmArgs& g, const QuantizedRows<Format::kGroup>& x, in
         for (int r = 0; r < R; ++r) {
           const RowGroup of = x.row_groups[(row + r) * x.groups + group];
           for (int eight = 0; eight < 2; ++eight) {
-            vf& own = total[r][half * 2 + eight];
-            own = scales.add(kind, own, floats(products.of(r, eight)), of, half * 2 + eight);
+            auto& own = total[r][half * 2 + eight];
+            own = scales.add(kind, own, products.of(r, eight), of, half * 2 + eight);
           }
         }
       });
     }
+    end_group<Format, R>(g, panel, x.groups, group, x.row_groups + row * x.groups,
+                         [&](int r, int v) __attribute__((always_inline)) -> Total<Format>& { return total[r][v]; });
   }
   for (int r = 0; r < R; ++r)
-    for (int v = 0; v < kVectors; ++v) store(sums + r * kPanel + v * W, total[r][v]);
+    for (int v = 0; v < kVectors; ++v) store(sums + r * kPanel + v * W, value_of(total[r][v]));
 }
 
 }  // namespace

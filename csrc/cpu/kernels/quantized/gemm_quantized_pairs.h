@@ -99,13 +99,13 @@ QR_INLINE void add_codes(const Format& format, vi (&acc)[R][kAtOnce], const int8
   }
 }
 
-// Sums of products as floats, exactly, in units of Format::kUnit.
+// Sums of products, in units of Format::kUnit.
 template <class Format>
-QR_INLINE vf products_of(vi sums, RowGroup x) {
+QR_INLINE vi products_of(vi sums, RowGroup x) {
   if constexpr (Format::kBits == 8)
-    return floats(sums);
+    return sums;
   else
-    return add(floats(shifted(sums, Format::kCodeShift)), set1(float(-Format::kBias) * float(x.sum)));
+    return sub(shifted(sums, Format::kCodeShift), same(Format::kBias * x.sum));
 }
 
 template <class Format, int R>
@@ -118,9 +118,9 @@ void multiply_rows(const GemmArgs& g, const QuantizedRows<Format::kGroup>& x, in
   const char* packed = static_cast<const char*>(g.packed) + panel * g.panel_bytes;
   const int8_t* values = x.line(row, 0);
   const int64_t groups = x.groups, step_bytes = x.step_bytes(), end = int64_t(kParts) * x.steps;
-  vf total[R][kVectors];
+  Total<Format> total[R][kVectors];
   for (int r = 0; r < R; ++r)
-    for (int v = 0; v < kVectors; ++v) total[r][v] = zero();
+    for (int v = 0; v < kVectors; ++v) clear(total[r][v]);
   for (int64_t group = 0; group < groups; ++group) {
     const int64_t first = group * Format::kGroup / (8 * kAdded<Format>);
     const int64_t last = first + Format::kGroup / (8 * kAdded<Format>);
@@ -143,15 +143,17 @@ void multiply_rows(const GemmArgs& g, const QuantizedRows<Format::kGroup>& x, in
         for (int r = 0; r < R; ++r) {
           const RowGroup of = x.row_groups[(row + r) * groups + group];
           for (int v = 0; v < kAtOnce; ++v) {
-            vf& own = total[r][first_vector + v];
+            auto& own = total[r][first_vector + v];
             own = scales.add(kind, own, products_of<Format>(acc[r][v], of), of, first_vector + v);
           }
         }
       });
     }
+    end_group<Format, R>(g, panel, groups, group, x.row_groups + row * groups,
+                         [&](int r, int v) __attribute__((always_inline)) -> Total<Format>& { return total[r][v]; });
   }
   for (int r = 0; r < R; ++r)
-    for (int v = 0; v < kVectors; ++v) store(sums + r * kPanel + v * W, total[r][v]);
+    for (int v = 0; v < kVectors; ++v) store(sums + r * kPanel + v * W, value_of(total[r][v]));
 }
 
 }  // namespace

@@ -4,23 +4,10 @@
 // Whatever loops index is indexed by constants: GCC keeps sums that a loop indexes in memory.
 #pragma once
 
-#include <type_traits>
-#include <utility>
-
-#include "gemm_quantized.h"
+#include "nested.h"
 
 namespace qr {
 namespace {
-
-// Call body(0), ..., body(N - 1) with constants.
-template <int... I, class Body>
-QR_INLINE void each_of(std::integer_sequence<int, I...>, const Body& body) {
-  (body(std::integral_constant<int, I>()), ...);
-}
-template <int N, class Body>
-QR_INLINE void each(const Body& body) {
-  each_of(std::make_integer_sequence<int, N>(), body);
-}
 
 template <class Format>
 struct OneRow {
@@ -76,19 +63,19 @@ struct OneRow {
   // total + (integers * scale + shift * sum) * x.scale: the operations of GroupScales::add.
   // Of vectors [First, First + Count).
   template <int First, int Count>
-  QR_INLINE void add_group(const GroupScales<Format>& scales, vf* total, const vi* acc, RowGroup x) {
+  QR_INLINE void add_group(const GroupScales<Format>& scales, Total<Format>* total, const vi* acc, RowGroup x) {
     const vi bias = _mm256_set1_epi32(kHasCodes ? Format::kBias * x.sum : 0);
     scales.by_kind([&](auto kind) __attribute__((always_inline)) {
       each<Count>([&](auto i) __attribute__((always_inline)) {
-        vf& own = total[First + i];
-        own = scales.add(kind, own, floats(_mm256_sub_epi32(acc[i], bias)), x, First + i);
+        auto& own = total[First + i];
+        own = scales.add(kind, own, sub(acc[i], bias), x, First + i);
       });
     });
   }
 
   // A step of 64 k with several groups: those of one half, then those of the other.
-  QR_INLINE void add_small_groups(const GemmArgs& g, const Format& format, vf* total, const RowGroup* x, int64_t groups,
-                                  const int8_t* values, const char* packed, int64_t panel, int64_t step) {
+  QR_INLINE void add_small_groups(const GemmArgs& g, const Format& format, Total<Format>* total, const RowGroup* x,
+                                  int64_t groups, const int8_t* values, const char* packed, int64_t panel, int64_t step) {
     constexpr int kGroups = 64 / Format::kGroup, kRowsOfGroup = Format::kGroup / 8;
     each<2>([&](auto half) __attribute__((always_inline)) {
       each<kGroups>([&](auto i) __attribute__((always_inline)) {
@@ -112,10 +99,14 @@ void multiply_row(const GemmArgs& g, const QuantizedRows<Format::kGroup>& x, int
   const RowGroup* row_groups = x.row_groups + row * x.groups;
   const int8_t* values = x.line(row, 0);
   const int64_t step_bytes = x.step_bytes();
-  vf total[kVectors] = {zero(), zero(), zero(), zero()};
+  Total<Format> total[kVectors];
+  each<kVectors>([&](auto v) __attribute__((always_inline)) { clear(total[v]); });
   if constexpr (Format::kGroup < 64) {
-    for (int64_t step = 0; step < x.steps; ++step)
+    for (int64_t step = 0; step < x.steps; ++step) {
       Row::add_small_groups(g, format, total, row_groups, x.groups, values + step * step_bytes, packed, panel, step);
+      end_group<Format, 1>(g, panel, x.groups, (step + 1) * (64 / Format::kGroup) - 1, row_groups,
+                           [&](auto, auto v) __attribute__((always_inline)) -> Total<Format>& { return total[v]; });
+    }
   } else {
     constexpr int64_t kSteps = Format::kGroup / 64;
     for (int64_t group = 0; group < x.groups; ++group) {
@@ -131,7 +122,7 @@ void multiply_row(const GemmArgs& g, const QuantizedRows<Format::kGroup>& x, int
       Row::template add_group<0, kVectors>(scales, total, acc, row_groups[group]);
     }
   }
-  for (int v = 0; v < kVectors; ++v) store(sums + v * W, total[v]);
+  for (int v = 0; v < kVectors; ++v) store(sums + v * W, value_of(total[v]));
 }
 
 }  // namespace

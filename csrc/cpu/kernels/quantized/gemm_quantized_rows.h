@@ -1,7 +1,7 @@
 // Rows times a panel in blocks of a few, whose sums stay in registers all along K.
 #pragma once
 
-#include "gemm_quantized.h"
+#include "nested.h"
 
 namespace qr {
 namespace {

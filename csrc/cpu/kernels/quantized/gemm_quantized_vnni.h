@@ -5,10 +5,7 @@
 // weights, which stays in L1 meanwhile.
 #pragma once
 
-#include <type_traits>
-#include <utility>
-
-#include "gemm_quantized.h"
+#include "nested.h"
 
 namespace qr {
 namespace {
@@ -20,17 +17,6 @@ QR_INLINE vi dot(vi acc, vi w, vi x) { return _mm512_dpbusd_epi32(acc, w, x); }
 
 template <int R>
 constexpr int kChains = R <= 4 ? 2 : 1;  // sums of few rows would wait for each other
-
-// Call body(0), ..., body(N - 1) with constants: an array that they index stays in registers, which after a loop it may
-// not.
-template <int... I, class Body>
-QR_INLINE void each_of(std::integer_sequence<int, I...>, const Body& body) {
-  (body(std::integral_constant<int, I>()), ...);
-}
-template <int N, class Body>
-QR_INLINE void each(const Body& body) {
-  each_of(std::make_integer_sequence<int, N>(), body);
-}
 
 // Integer sums of R rows and the columns of a panel.
 template <int R>
@@ -111,15 +97,12 @@ struct VnniPanel {
     return last < x.steps ? last : x.steps;
   }
 
-  // The products of R rows and a group are added to `total`. fetch(step, row of 8 k) fetches what is read later,
-  // for kRowsTogether rows.
+  // The integer sums of R rows and a group. fetch(step, row of 8 k) fetches what is read later, for kRowsTogether rows.
   template <int R, class Fetch>
-  __attribute__((always_inline)) void add_group(int64_t row, int64_t group, const GroupScales<Format>& scales,
-                                                const Fetch& fetch, float* total) const {
+  __attribute__((always_inline)) void sum_group(int64_t row, int64_t group, const Fetch& fetch, GroupSums<R>& sums) const {
     const RowGroup* of = x.row_groups + row * x.groups + group;
     const int begin = Format::kGroup < 64 ? int(uint64_t(group) % (64 / kGroupInStep)) * kEights : 0;
     const int8_t* lines = x.line(row, first_step(group));
-    GroupSums<R> sums;
     GroupSums<R>::template start<Format::kBias>(sums, of, x.groups);
     for (int64_t step = first_step(group); step < last_step(group); ++step) {
       for (int i = begin; i < begin + kEights; i += Format::kRowsTogether) {
@@ -130,18 +113,68 @@ struct VnniPanel {
       }
       lines += x.step_bytes();
     }
+  }
+
+  // The products of R rows and a group are added to `total`.
+  template <int R, class Fetch>
+  __attribute__((always_inline)) void add_group(int64_t row, int64_t group, const GroupScales<Format>& scales,
+                                                const Fetch& fetch, float* total) const {
+    const RowGroup* of = x.row_groups + row * x.groups + group;
+    GroupSums<R> sums;
+    sum_group<R>(row, group, fetch, sums);
     const GroupScales<Format> own_scales = scales;  // which no store to `total` changes
     own_scales.by_kind([&](auto kind) __attribute__((always_inline)) {
       each<R>([&](auto r) __attribute__((always_inline)) {
         const RowGroup own_row = of[r * x.groups];
         each<kVectors>([&](auto v) __attribute__((always_inline)) {
           float* own = total + r * kPanel + v * W;
-          const vf integers = floats(GroupSums<R>::get(sums, r, v));
+          const vi integers = GroupSums<R>::get(sums, r, v);
           store(own, own_scales.add(kind, group == 0 ? zero() : load(own), integers, own_row, v));
         });
       });
     });
   }
+
+  // The same of a block of nested groups.
+  template <int R, class Fetch>
+  __attribute__((always_inline)) void add_block(int64_t row, int64_t index, const Fetch& fetch, float* total) const {
+    const NestedBlock<Format> block(g, panel, x.groups, index);
+    const int64_t first = index * Format::kGroups;
+    const RowGroup* of = x.row_groups + row * x.groups + first;
+    vi integers[R][kVectors];
+    each<R * kVectors>([&](auto i) __attribute__((always_inline)) { integers[i / kVectors][i % kVectors] = none(); });
+#pragma GCC unroll 1
+    for (int64_t group = first; group < first + Format::kGroups; ++group) {
+      const auto scales = GroupScales<Format>::of(g, panel, x.groups, group);
+      GroupSums<R> sums;
+      sum_group<R>(row, group, fetch, sums);
+      each<R>([&](auto r) __attribute__((always_inline)) {
+        each<kVectors>([&](auto v) __attribute__((always_inline)) {
+          integers[r][v] = qr::add(integers[r][v], mul(GroupSums<R>::get(sums, r, v), scales.codes[v]));
+        });
+      });
+    }
+    each<kVectors>([&](auto v) __attribute__((always_inline)) {
+      NestedBlock<Format>::template worth<R>(
+          block, v, of, x.groups, [&](auto r) __attribute__((always_inline)) { return integers[r][v]; },
+          [&](auto r, vf value) __attribute__((always_inline)) {
+            float* own = total + r * kPanel + v * W;
+            store(own, fma(value, set1(of[r * x.groups].scale), index == 0 ? zero() : load(own)));
+          });
+    });
+  }
+
+  // The products of R rows with what is scaled at once: group `index`, or block `index` of nested ones.
+  template <int R, class Fetch>
+  __attribute__((always_inline)) void add_scaled(int64_t row, int64_t index, const GroupScales<Format>& scales,
+                                                 const Fetch& fetch, float* total) const {
+    if constexpr (Format::kNested)
+      add_block<R>(row, index, fetch, total);
+    else
+      add_group<R>(row, index, scales, fetch, total);
+  }
+  int64_t first_group(int64_t index) const { return Format::kNested ? index * (kNestedBlock / Format::kGroup) : index; }
+  int64_t num_scaled() const { return Format::kNested ? x.groups / (kNestedBlock / Format::kGroup) : x.groups; }
 
   QR_INLINE void fetch_half(const char* half) {
     if constexpr (kAhead > 0)
@@ -179,10 +212,10 @@ struct VnniPanel {
   template <int R>
   __attribute__((always_inline)) void end_half(const vi (&acc)[2][R], const RowGroup* of,
                                                const GroupScales<Format>& scales, int v,
-                                               vf (&total)[kVectors][R]) const {
+                                               Total<Format> (&total)[kVectors][R]) const {
     scales.by_kind([&](auto kind) __attribute__((always_inline)) {
       each<R>([&](auto r) __attribute__((always_inline)) {
-        total[v][r] = scales.add(kind, total[v][r], floats(qr::add(acc[0][r], acc[1][r])), of[r * x.groups], v);
+        total[v][r] = scales.add(kind, total[v][r], qr::add(acc[0][r], acc[1][r]), of[r * x.groups], v);
       });
     });
   }
@@ -190,7 +223,7 @@ struct VnniPanel {
   // Groups that share a step: those of one half, then those of the other.
   template <int R>
   __attribute__((always_inline)) void add_small_groups(const RowGroup* of, const int8_t* lines, int64_t step,
-                                                       vf (&total)[kVectors][R]) const {
+                                                       Total<Format> (&total)[kVectors][R]) const {
     constexpr int kGroups = 64 / kGroupInStep;
     each<kVectors>([&](auto v) __attribute__((always_inline)) {
       const char* half = packed + step * kStepBytes + v * Format::kHalfBytes;
@@ -209,7 +242,7 @@ struct VnniPanel {
   // A group that fills its steps.
   template <int R>
   __attribute__((always_inline)) void add_large_group(const RowGroup* of, const int8_t* lines, int64_t group,
-                                                      vf (&total)[kVectors][R]) const {
+                                                      Total<Format> (&total)[kVectors][R]) const {
     const auto scales = GroupScales<Format>::of(g, panel, x.groups, group);
     vi acc[kVectors][2][R];
     each<kVectors>([&](auto v) __attribute__((always_inline)) { start_half<R>(acc[v], of + group); });
@@ -227,15 +260,18 @@ struct VnniPanel {
   void multiply_in_order(int64_t row, float* sums) const {
     const RowGroup* of = x.row_groups + row * x.groups;
     const int8_t* lines = x.line(row, 0);
-    vf total[kVectors][R];
-    each<kVectors * R>([&](auto i) __attribute__((always_inline)) { total[i / R][i % R] = zero(); });
-    for (int64_t step = 0; step < x.steps; step += kSteps, lines += kSteps * x.step_bytes())
+    Total<Format> total[kVectors][R];
+    each<kVectors * R>([&](auto i) __attribute__((always_inline)) { clear(total[i / R][i % R]); });
+    for (int64_t step = 0; step < x.steps; step += kSteps, lines += kSteps * x.step_bytes()) {
       if constexpr (Format::kGroup < 64)
         add_small_groups<R>(of, lines, step, total);
       else
         add_large_group<R>(of, lines, step / kSteps, total);
+      end_group<Format, R>(g, panel, x.groups, (step + 1) * 64 / kGroupInStep - 1, of,
+                           [&](auto r, auto v) __attribute__((always_inline)) -> Total<Format>& { return total[v][r]; });
+    }
     each<kVectors * R>([&](auto i) __attribute__((always_inline)) {
-      store(sums + i % R * kPanel + i / R * W, total[i / R][i % R]);
+      store(sums + i % R * kPanel + i / R * W, value_of(total[i / R][i % R]));
     });
   }
 
@@ -254,32 +290,33 @@ struct VnniPanel {
           prefetch_to_l2(later + half + first + line);
         }
     };
-    for (int64_t group = 0; group < x.groups; ++group)
-      add_group<R>(row, group, GroupScales<Format>::of(g, panel, x.groups, group), fetch, sums);
+    for (int64_t index = 0; index < num_scaled(); ++index)
+      add_scaled<R>(row, index, GroupScales<Format>::of(g, panel, x.groups, first_group(index)), fetch, sums);
   }
 
-  // Up to R rows of a group. `ahead`: what to fetch, 1 KiB for each step.
+  // Up to R rows of a group or block. `ahead`: what to fetch, 1 KiB for each step.
   template <int R>
-  void add_rows(int64_t row, int64_t rows, int64_t group, const GroupScales<Format>& scales, const char* ahead,
+  void add_rows(int64_t row, int64_t rows, int64_t index, const GroupScales<Format>& scales, const char* ahead,
                 float* sums) const {
     if constexpr (R > 1)
-      if (rows < R) return add_rows<R - 1>(row, rows, group, scales, ahead, sums);
+      if (rows < R) return add_rows<R - 1>(row, rows, index, scales, ahead, sums);
     const auto fetch = [&](int64_t step, int i) __attribute__((always_inline)) {
-      const char* lines = ahead + (step - first_step(group)) * kStepBytes + i * 128;
+      const char* lines = ahead + (step - first_step(first_group(index))) * kStepBytes + i * 128;
       for (int64_t line = 0; line < 128 * Format::kRowsTogether; line += 64) prefetch(lines + line);
     };
-    add_group<R>(row, group, scales, fetch, sums);
+    add_scaled<R>(row, index, scales, fetch, sums);
   }
 
-  // Group by group; the first rows fetch the group that follows.
+  // Group by group, or block by block; the first rows fetch what follows.
   void multiply_many(int64_t row_begin, int64_t row_end, float* sums) const {
-    for (int64_t group = 0; group < x.groups; ++group) {
-      const auto scales = GroupScales<Format>::of(g, panel, x.groups, group);
-      const int64_t own = first_step(group) * kStepBytes, next = own + kSteps * kStepBytes;
+    for (int64_t index = 0; index < num_scaled(); ++index) {
+      const auto scales = GroupScales<Format>::of(g, panel, x.groups, first_group(index));
+      const int64_t steps = Format::kNested ? kNestedBlock / 64 : kSteps;
+      const int64_t own = first_step(first_group(index)) * kStepBytes, next = own + steps * kStepBytes;
       for (int64_t row = row_begin; row < row_end; row += kVnniRows) {
         const int64_t done = (row - row_begin) / kVnniRows * 1024;  // bytes of each step that are fetched already
-        add_rows<kVnniRows>(row, row_end - row, group, scales, done < kStepBytes ? at(next) + done : packed + own,
-                              sums + (row - row_begin) * kPanel);
+        add_rows<kVnniRows>(row, row_end - row, index, scales, done < kStepBytes ? at(next) + done : packed + own,
+                            sums + (row - row_begin) * kPanel);
       }
     }
   }
