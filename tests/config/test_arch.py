@@ -385,8 +385,13 @@ WRONG: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {
         ["short_factor", "-1.0"],
     ),
     "theta negative": (LLAMA, {"rope_theta": -1.0}, ["rope_theta", "-1.0"]),
-    "rotation of nothing": (LLAMA, {"partial_rotary_factor": 0.01}, ["partial_rotary_factor", "0.01"]),
-    "rotation of more than the head": (LLAMA, {"partial_rotary_factor": 2.0}, ["partial_rotary_factor", "2.0"]),
+    "rotation of nothing": (PHI3, {"partial_rotary_factor": 0.01}, ["partial_rotary_factor", "0.01"]),
+    "rotation of more than the head": (PHI3, {"partial_rotary_factor": 2.0}, ["partial_rotary_factor", "2.0"]),
+    "a part of a stretched head": (
+        LLAMA,
+        {"rope_scaling": {"type": "linear", "factor": 2.0}, "partial_rotary_factor": 0.5},
+        ["partial_rotary_factor is 0.5", "must be 1", "whole heads"],
+    ),
     "window zero": (PHI3, {"sliding_window": 0}, ["sliding_window", "is 0"]),
     "window a string": (PHI3, {"sliding_window": "all"}, ["sliding_window", "'all'"]),
     "window layers negative": (

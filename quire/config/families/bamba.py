@@ -22,6 +22,7 @@ SPEC = FamilySpec(
         "rms_norm_eps": 1e-5,
         "max_position_embeddings": 262_144,
         "num_key_value_heads": 8,
+        "partial_rotary_factor": 0.5,
         "mamba_n_heads": 128,
         "mamba_n_groups": 1,
         "mamba_d_state": 256,

@@ -13,7 +13,13 @@ from typing import Any
 
 from quire.config.config_keys import LARGEST, SMALLEST, ConfigKeys, is_number
 from quire.config.layers.layer_kinds import LayerKind
+from quire.log import get_logger
 from quire.utils.lazy import nearest
+
+log = get_logger(__name__)
+
+SHARE = "partial_rotary_factor"
+"""The share of each head that is rotated, of families that have a default for it."""
 
 
 class RopeType(StrEnum):
@@ -92,7 +98,8 @@ def read_ropes(
     """
     if sliding_theta is None:
         rope = _parameters(keys, _one_object(keys), "rope_parameters", "rope_theta")
-        return {kind: _rope(keys, rope, head_sizes[kind], max_position, aliases) for kind in LayerKind}
+        of_size = {size: _rope(keys, rope, size, max_position, aliases) for size in set(head_sizes.values())}
+        return {kind: of_size[head_sizes[kind]] for kind in LayerKind}
     full, sliding = _two_objects(keys)
     parameters = {
         LayerKind.FULL: _parameters(keys, full, "rope_parameters.full_attention", "rope_theta"),
@@ -139,7 +146,7 @@ def _parameters(keys: ConfigKeys, given: Mapping[str, Any], name: str, theta: st
     """The parameters of one rotation; what they leave out is at the top of the config."""
     defaults = {
         "rope_theta": keys.positive(theta, default=10_000.0),
-        "partial_rotary_factor": keys.positive("partial_rotary_factor", default=1.0),
+        SHARE: keys.positive(SHARE, default=1.0),
     }
     return ConfigKeys(given, f"{keys.source}: {name}", defaults)
 
@@ -148,7 +155,7 @@ def _rope(
     keys: ConfigKeys, rope: ConfigKeys, head_size: int, max_position: int, aliases: Mapping[str, str]
 ) -> RopeConfig:
     kind = _rope_type(rope, aliases)
-    rotary_dim = head_size if kind is RopeType.PROPORTIONAL else _rotary_dim(keys, rope, head_size)
+    rotary_dim = head_size if kind is RopeType.PROPORTIONAL else _rotary_dim(keys, rope, head_size, kind)
     original = _original_max_position(keys, rope, kind, max_position)
     factor = rope.positive("factor", default=None if kind in _NEEDS_FACTOR else max_position / original)
     if factor < 1:
@@ -174,23 +181,35 @@ def _rope(
     )
 
 
-def _rotary_dim(keys: ConfigKeys, rope: ConfigKeys, head_size: int) -> int:
-    """The elements of a head that are rotated: `rotary_dim`, of a family that knows it, or a share."""
+def _rotary_dim(keys: ConfigKeys, rope: ConfigKeys, head_size: int, kind: RopeType) -> int:
+    """The elements of a head that are rotated: `rotary_dim` or a share, of a family that knows it, or all."""
     name, given = keys.find(("rotary_dim",))
     if name in keys.defaults:
         size = keys.count(name)
     else:
-        name, given = "partial_rotary_factor", rope.positive("partial_rotary_factor")
-        size = int(head_size * given)
+        name, given = SHARE, rope.positive(SHARE)
+        size = int(head_size * given) if SHARE in keys.defaults else _whole(rope, head_size, kind)
     if not 0 < size <= head_size or size % 2:
         rope.refuse(name, given, f"must rotate an even part of each head's {head_size} elements")
     return size
 
 
+def _whole(rope: ConfigKeys, head_size: int, kind: RopeType) -> int:
+    """A head of a family that has no share. transformers does not read one either, unless the rotation is stretched:
+    then it fails.
+    """
+    share = rope.positive(SHARE)
+    if share != 1 and kind is not RopeType.DEFAULT:
+        rope.refuse(SHARE, share, "must be 1: models of this family rotate whole heads")
+    if share != 1:
+        log.warning("config.json sets %s, which this family ignores in transformers, too source=%s", SHARE, rope.source)
+    return head_size
+
+
 def _share(rope: ConfigKeys, head_size: int) -> float:
-    share = rope.positive("partial_rotary_factor")
+    share = rope.positive(SHARE)
     if share > 1 or head_size % 2:
-        rope.refuse("partial_rotary_factor", share, f"must be at most 1, of heads of an even size ({head_size})")
+        rope.refuse(SHARE, share, f"must be at most 1, of heads of an even size ({head_size})")
     return share
 
 

@@ -30,6 +30,7 @@ DENSE: dict[str, tuple[str, dict[str, Any]]] = {
         {"hidden_size": 60, "num_attention_heads": 3, "num_key_value_heads": 3, "head_dim": 22},
     ),
     "llama-theta": ("llama", rope("default", rope_theta=500_000.0)),
+    "llama-share-unread": ("llama", rope("default", partial_rotary_factor=0.5)),
     "llama-linear": ("llama", rope("linear", factor=4.0)),
     "llama-dynamic": ("llama", rope("dynamic", factor=4.0)),
     "llama-llama3": (
