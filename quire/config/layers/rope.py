@@ -62,11 +62,30 @@ class RopeConfig:
     """proportional: of the pairs of a head that turn; all of them have their places in it."""
     is_backward: bool = False
     """Whether it turns the other way round."""
+    normed_factor: float = 1.0
+    """What cosines and sines are not multiplied by, since a norm behind the rotation takes it back but for epsilon."""
 
 
 def yarn_scale(factor: float, mscale: float) -> float:
     """How much larger yarn makes the product of a query and a key, for a context stretched by `factor`: its root."""
     return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
+
+
+def attention_factor(rope: RopeConfig) -> float:
+    """What cosines and sines are multiplied by."""
+    if rope.type not in (RopeType.YARN, RopeType.LONGROPE):
+        return 1.0
+    if rope.attention_factor is not None:
+        return rope.attention_factor
+    if rope.type is RopeType.YARN:
+        return _yarn_attention_factor(rope)
+    return 1.0 if rope.factor <= 1 else math.sqrt(1 + math.log(rope.factor) / math.log(rope.original_max_position))
+
+
+def _yarn_attention_factor(rope: RopeConfig) -> float:
+    if rope.mscale and rope.mscale_all_dim:
+        return yarn_scale(rope.factor, rope.mscale) / yarn_scale(rope.factor, rope.mscale_all_dim)
+    return yarn_scale(rope.factor, 1.0)
 
 
 _SPELLINGS = {"su": RopeType.LONGROPE, **{kind.value: kind for kind in RopeType}}

@@ -115,6 +115,10 @@ DENSE: dict[str, tuple[str, dict[str, Any]]] = {
             "num_key_value_heads": 1,
         },
     ),
+    "hunyuan-yarn-epsilon": (
+        "hunyuan_v1_dense",
+        {**rope("yarn", factor=40.0, original_max_position_embeddings=64), "rms_norm_eps": 1e-2},
+    ),
     "nanochat": ("nanochat", {}),
     "nanochat-tied": (
         "nanochat",
