@@ -191,13 +191,18 @@ def _rope(
         high_freq_factor=_high_freq_factor(rope, kind),
         beta_fast=rope.positive("beta_fast", default=32.0),
         beta_slow=rope.positive("beta_slow", default=1.0),
-        mscale=rope.optional_positive("mscale"),
-        mscale_all_dim=rope.optional_positive("mscale_all_dim"),
+        mscale=_unless_zero(rope, "mscale"),
+        mscale_all_dim=_unless_zero(rope, "mscale_all_dim"),
         truncate=rope.flag("truncate", default=True),
         share=_share(rope, head_size) if kind is RopeType.PROPORTIONAL else 1.0,
         short_factor=_factors(rope, kind, "short_factor", rotary_dim),
         long_factor=_factors(rope, kind, "long_factor", rotary_dim),
     )
+
+
+def _unless_zero(rope: ConfigKeys, name: str) -> float | None:
+    """A number above zero; None for null and for 0, which mean the same."""
+    return None if rope.raw.get(name) == 0 else rope.optional_positive(name)
 
 
 def _rotary_dim(keys: ConfigKeys, rope: ConfigKeys, head_size: int, kind: RopeType) -> int:
