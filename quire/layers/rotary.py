@@ -43,7 +43,7 @@ def _cos_sin(angles: Tensor) -> Tensor:
 
 
 def _powers(rope: RopeConfig, theta: float) -> Tensor:
-    return theta ** (torch.arange(0, rope.rotary_dim, 2, dtype=torch.float32) / rope.rotary_dim)
+    return theta ** (torch.arange(0, rope.rotary_dim, 2, dtype=torch.float32) / (rope.odd_dim or rope.rotary_dim))
 
 
 def _default(rope: RopeConfig, max_model_len: int) -> Tensor:
@@ -56,7 +56,7 @@ def _linear(rope: RopeConfig, max_model_len: int) -> Tensor:
 
 def _dynamic(rope: RopeConfig, max_model_len: int) -> Tensor:
     """NTK-aware scaling of the base, for contexts as long as the engine allows."""
-    dim, length = rope.rotary_dim, max(max_model_len, rope.max_position)
+    dim, length = rope.odd_dim or rope.rotary_dim, max(max_model_len, rope.max_position)
     stretch = (rope.factor * length / rope.max_position) - (rope.factor - 1)
     return 1.0 / _powers(rope, rope.theta * stretch ** (dim / (dim - 2)))
 

@@ -9,17 +9,22 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from types import MappingProxyType
 from typing import Any
 
 from quire.config.config_keys import LARGEST, SMALLEST, ConfigKeys, is_number
 from quire.config.layers.layer_kinds import LayerKind
 from quire.log import get_logger
 from quire.utils.lazy import nearest
+from quire.utils.math import round_up
 
 log = get_logger(__name__)
 
 SHARE = "partial_rotary_factor"
 """The share of each head that is rotated, of families that have a default for it."""
+
+UNREAD_OF_TWO: Mapping[str, Any] = MappingProxyType({"truncate": None})
+"""Keys that transformers does not find where each kind of layer has a rotation of its own."""
 
 
 class RopeType(StrEnum):
@@ -42,6 +47,8 @@ class RopeConfig:
     theta: float = 10_000.0
     rotary_dim: int
     """Leading elements of each head that are rotated."""
+    odd_dim: int | None = None
+    """Of a share of a head that is odd, its elements before they were rounded up to pairs: frequencies follow it."""
     factor: float = 1.0
     original_max_position: int
     """Context length before stretching."""
@@ -145,7 +152,7 @@ def _two_objects(keys: ConfigKeys) -> tuple[Mapping[str, Any], Mapping[str, Any]
     if not isinstance(by_kind, Mapping) or not all(_is_of_kind(name, value) for name, value in by_kind.items()):
         keys.refuse("rope_parameters", given, f"must have one object for each of {' and '.join(LayerKind)}")
     full, sliding = (by_kind.get(kind) or {} for kind in (LayerKind.FULL, LayerKind.SLIDING))
-    return {**full, **_scaling(keys)}, sliding
+    return {**full, **_scaling(keys), **UNREAD_OF_TWO}, {**sliding, **UNREAD_OF_TWO}
 
 
 def _scaling(keys: ConfigKeys) -> Mapping[str, Any]:
@@ -174,7 +181,8 @@ def _rope(
     keys: ConfigKeys, rope: ConfigKeys, head_size: int, max_position: int, aliases: Mapping[str, str]
 ) -> RopeConfig:
     kind = _rope_type(rope, aliases)
-    rotary_dim = head_size if kind is RopeType.PROPORTIONAL else _rotary_dim(keys, rope, head_size, kind)
+    size = head_size if kind is RopeType.PROPORTIONAL else _rotated_size(keys, rope, head_size, kind)
+    rotary_dim = round_up(size, 2)
     original = _original_max_position(keys, rope, kind, max_position)
     factor = rope.positive("factor", default=None if kind in _NEEDS_FACTOR else max_position / original)
     if factor < 1:
@@ -183,6 +191,7 @@ def _rope(
         type=kind,
         theta=rope.positive("rope_theta"),
         rotary_dim=rotary_dim,
+        odd_dim=size if size % 2 else None,
         factor=factor,
         original_max_position=original,
         max_position=max_position,
@@ -205,15 +214,17 @@ def _unless_zero(rope: ConfigKeys, name: str) -> float | None:
     return None if rope.raw.get(name) == 0 else rope.optional_positive(name)
 
 
-def _rotary_dim(keys: ConfigKeys, rope: ConfigKeys, head_size: int, kind: RopeType) -> int:
+def _rotated_size(keys: ConfigKeys, rope: ConfigKeys, head_size: int, kind: RopeType) -> int:
     """The elements of a head that are rotated: `rotary_dim` or a share, of a family that knows it, or all."""
     name, given = keys.find(("rotary_dim",))
-    if name in keys.defaults:
+    has_share = name not in keys.defaults
+    if not has_share:
         size = keys.count(name)
     else:
         name, given = SHARE, rope.positive(SHARE)
         size = int(head_size * given) if SHARE in keys.defaults else _whole(rope, head_size, kind)
-    if not 0 < size <= head_size or size % 2:
+    may_be_odd = has_share and kind is not RopeType.YARN
+    if not 0 < round_up(size, 2) <= head_size or (size % 2 and not may_be_odd):
         rope.refuse(name, given, f"must rotate an even part of each head's {head_size} elements")
     return size
 

@@ -85,6 +85,7 @@ DENSE: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma": ("gemma", {}),
     "gemma-mqa": ("gemma", {"num_key_value_heads": 1, "attention_bias": True, "tie_word_embeddings": False}),
     "glm": ("glm", {}),
+    "glm-odd-share": ("glm", {"head_dim": 10, **rope("linear", factor=2.0, partial_rotary_factor=0.5)}),
     "glm-plain": ("glm", {"attention_bias": False, "tie_word_embeddings": True, "num_key_value_heads": 4}),
     "glm4": ("glm4", {}),
     "glm4-plain": ("glm4", {"attention_bias": False, "tie_word_embeddings": True, "num_key_value_heads": 1}),
