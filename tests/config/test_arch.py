@@ -228,6 +228,11 @@ SAME: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {"rope_theta": 5e4, "rope_scaling": LLAMA3},
         {"rope_parameters": {**LLAMA3, "rope_theta": 5e4}},
     ),
+    "scaling beside parameters": (
+        "llama",
+        {"rope_theta": 5e4, "rope_scaling": LLAMA3, "rope_parameters": YARN},
+        {"rope_theta": 5e4, "rope_scaling": LLAMA3},
+    ),
     "scaling of full layers": (
         "olmo3",
         {"rope_theta": 5e4, "rope_scaling": LLAMA3},

@@ -99,11 +99,17 @@ _SPELLINGS = {"su": RopeType.LONGROPE, **{kind.value: kind for kind in RopeType}
 _NEEDS_FACTOR = (RopeType.LINEAR, RopeType.DYNAMIC, RopeType.LLAMA3)
 
 
+def rotation_of(keys: ConfigKeys) -> tuple[str, Any]:
+    """(key, value) of the rotation that a config gives, None for none. In transformers, `rope_scaling` counts first."""
+    given = ((name, keys.raw.get(name)) for name in ("rope_scaling", "rope_parameters"))
+    return next(((name, value) for name, value in given if value not in (None, {})), ("rope_parameters", None))
+
+
 def unless_given(parameters: Mapping[str, Any]) -> Callable[[ConfigKeys], Mapping[str, Any]]:
     """The rotation of a family's configs that give none, as its `FamilySpec.derived`."""
 
     def derived(keys: ConfigKeys) -> Mapping[str, Any]:
-        _, given = keys.find(("rope_parameters", "rope_scaling"))
+        _, given = rotation_of(keys)
         return {"rope_parameters": parameters} if given is None else {}
 
     return derived
@@ -135,7 +141,7 @@ def read_ropes(
 
 
 def _one_object(keys: ConfigKeys) -> Mapping[str, Any]:
-    name, given = keys.find(("rope_parameters", "rope_scaling"))
+    name, given = rotation_of(keys)
     if given is None:
         return {}
     if not isinstance(given, Mapping):
