@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.models.cases.rotations import rope
-
 RECURRENT: dict[str, tuple[str, dict[str, Any]]] = {
     "mamba": ("mamba", {}),
     "mamba-odd": (
@@ -38,7 +36,6 @@ RECURRENT: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "bamba": ("bamba", {}),
-    "bamba-quarter": ("bamba", rope("default", partial_rotary_factor=0.25)),
     "bamba-odd": (
         "bamba",
         {
