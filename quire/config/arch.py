@@ -17,7 +17,7 @@ from quire.config.identify import identify
 from quire.config.layers.experts import ExpertsSpec
 from quire.config.layers.layer_kinds import Heads, LayerKind, all_full
 from quire.config.layers.mixers import AttentionSpec, LatentAttentionSpec, MixerSpec, PositionScale, RecurrentSpec
-from quire.config.layers.rope import RopeConfig, read_ropes
+from quire.config.layers.rope import RopeConfig, attention_factor, read_ropes
 from quire.config.layers.streams import LayerEmbeddingsSpec, StreamsSpec
 from quire.config.memory.stored_weights import THROUGH_TRANSFORMERS, StoredWeights
 from quire.config.quantized.config import StoredQuantization, read_quantization
@@ -487,10 +487,13 @@ def _ropes(
         return {}
     head_sizes = {kind: each.head_size for kind, each in heads.items()}
     ropes = read_ropes(keys, head_sizes, max_position, family.aliases, family.sliding_theta)
-    changes: dict[str, Any] = {"is_backward": family.rotates_back}
-    if family.norms_of(keys).heads in (HeadNorms.ROTATED, HeadNorms.UNIT_ROTATED):
-        changes["attention_factor"] = 1.0
-    return {kind: replace(rope, **changes) for kind, rope in ropes.items()}
+    is_normed = family.norms_of(keys).heads in (HeadNorms.ROTATED, HeadNorms.UNIT_ROTATED)
+    ropes = {kind: replace(rope, is_backward=family.rotates_back) for kind, rope in ropes.items()}
+    return {kind: _unscaled(rope) if is_normed else rope for kind, rope in ropes.items()}
+
+
+def _unscaled(rope: RopeConfig) -> RopeConfig:
+    return replace(rope, attention_factor=1.0, normed_factor=attention_factor(rope))
 
 
 def _window(keys: ConfigKeys, family: FamilySpec) -> int | None:

@@ -47,10 +47,6 @@ LEFT_OUT: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
         "gemma3_text": {
             "vocab_size": 262_208,
-            "num_attention_heads": 8,
-            "num_key_value_heads": 4,
-            "head_dim": 256,
-            "sliding_window": 4096,
         },
         "llama": {
             "vocab_size": 32_000,

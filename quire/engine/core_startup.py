@@ -111,7 +111,7 @@ def _overridden(raw: dict[str, object], overrides: dict[str, object]) -> dict[st
     lost = sorted({"rope_scaling", "rope_theta"} & overrides.keys())
     if lost and "rope_parameters" in raw and "rope_parameters" not in overrides:
         raise ConfigError(
-            f"hf_overrides gives {' and '.join(lost)}, but config.json has rope_parameters, which holds both and wins. "
+            f"hf_overrides gives {' and '.join(lost)}, but config.json has rope_parameters, which holds both. "
             "Override rope_parameters."
         )
     for key in overrides.keys() - raw.keys():

@@ -41,7 +41,7 @@ def activation_of(arch: ModelArch) -> str:
             f"which {arch.architecture} does not have. Use a model with another activation."
         )
     if arch.activation not in ACTIVATIONS:
-        hint = nearest(arch.activation, ACTIVATIONS)
+        hint = nearest(arch.activation, ACTIVATIONS) or "."
         raise ConfigError(
             f"{arch.source}: the activation {arch.activation!r} is not supported{hint} "
             f"Supported: {', '.join((*ACTIVATIONS, *BEHIND))}."

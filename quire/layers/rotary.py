@@ -15,7 +15,7 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from quire.config.layers.rope import RopeConfig, RopeType, yarn_scale
+from quire.config.layers.rope import RopeConfig, RopeType, attention_factor
 from quire.ops.threads import one_thread
 from quire.utils.math import round_up
 
@@ -26,10 +26,10 @@ _WHOLE_VECTORS = 32
 @lru_cache(maxsize=4)
 def rotary_table(rope: RopeConfig, max_model_len: int, device: str = "cpu") -> Tensor:
     """Cosines, then sines, of every position. Shapes: -> [max_model_len, rotary_dim] float32."""
-    inv_freq, attention_factor = _FREQUENCIES[rope.type](rope, max_model_len)
+    inv_freq = _FREQUENCIES[rope.type](rope, max_model_len)
     positions = torch.arange(round_up(max_model_len, _WHOLE_VECTORS), dtype=torch.float32)
     angles = positions.unsqueeze(1) * (-inv_freq if rope.is_backward else inv_freq)
-    table = _cos_sin(angles) * attention_factor
+    table = _cos_sin(angles) * attention_factor(rope)
     return table[:max_model_len].contiguous().to(device)
 
 
@@ -43,37 +43,37 @@ def _cos_sin(angles: Tensor) -> Tensor:
 
 
 def _powers(rope: RopeConfig, theta: float) -> Tensor:
-    return theta ** (torch.arange(0, rope.rotary_dim, 2, dtype=torch.float32) / rope.rotary_dim)
+    return theta ** (torch.arange(0, rope.rotary_dim, 2, dtype=torch.float32) / (rope.odd_dim or rope.rotary_dim))
 
 
-def _default(rope: RopeConfig, max_model_len: int) -> tuple[Tensor, float]:
-    return 1.0 / _powers(rope, rope.theta), 1.0
+def _default(rope: RopeConfig, max_model_len: int) -> Tensor:
+    return 1.0 / _powers(rope, rope.theta)
 
 
-def _linear(rope: RopeConfig, max_model_len: int) -> tuple[Tensor, float]:
-    return 1.0 / _powers(rope, rope.theta) / rope.factor, 1.0
+def _linear(rope: RopeConfig, max_model_len: int) -> Tensor:
+    return 1.0 / _powers(rope, rope.theta) / rope.factor
 
 
-def _dynamic(rope: RopeConfig, max_model_len: int) -> tuple[Tensor, float]:
+def _dynamic(rope: RopeConfig, max_model_len: int) -> Tensor:
     """NTK-aware scaling of the base, for contexts as long as the engine allows."""
-    dim, length = rope.rotary_dim, max(max_model_len, rope.max_position)
+    dim, length = rope.odd_dim or rope.rotary_dim, max(max_model_len, rope.max_position)
     stretch = (rope.factor * length / rope.max_position) - (rope.factor - 1)
-    return 1.0 / _powers(rope, rope.theta * stretch ** (dim / (dim - 2))), 1.0
+    return 1.0 / _powers(rope, rope.theta * stretch ** (dim / (dim - 2)))
 
 
-def _llama3(rope: RopeConfig, max_model_len: int) -> tuple[Tensor, float]:
+def _llama3(rope: RopeConfig, max_model_len: int) -> Tensor:
     """Long waves are stretched, short ones kept, those between interpolated."""
-    inv_freq, _ = _default(rope, max_model_len)
+    inv_freq = _default(rope, max_model_len)
     length, low, high = rope.original_max_position, rope.low_freq_factor, rope.high_freq_factor
     wavelength = 2 * math.pi / inv_freq
     stretched = torch.where(wavelength > length / low, inv_freq / rope.factor, inv_freq)
     smooth = (length / wavelength - low) / (high - low)
     smoothed = (1 - smooth) * stretched / rope.factor + smooth * stretched
     medium = (wavelength >= length / high) & (wavelength <= length / low)
-    return torch.where(medium, smoothed, stretched), 1.0
+    return torch.where(medium, smoothed, stretched)
 
 
-def _yarn(rope: RopeConfig, max_model_len: int) -> tuple[Tensor, float]:
+def _yarn(rope: RopeConfig, max_model_len: int) -> Tensor:
     """Peng et al. 2023: interpolate slow dimensions, extrapolate fast ones, ramp between them."""
     powers = _powers(rope, rope.theta)
     low, high = _yarn_dimension(rope, rope.beta_fast), _yarn_dimension(rope, rope.beta_slow)
@@ -83,12 +83,7 @@ def _yarn(rope: RopeConfig, max_model_len: int) -> tuple[Tensor, float]:
     width = (high - low) or 0.001
     ramp = ((torch.arange(rope.rotary_dim // 2, dtype=torch.float32) - low) / width).clamp(0, 1)
     keep = 1 - ramp
-    inv_freq = 1.0 / (rope.factor * powers) * (1 - keep) + 1.0 / powers * keep
-    if rope.attention_factor is not None:
-        return inv_freq, rope.attention_factor
-    if rope.mscale and rope.mscale_all_dim:
-        return inv_freq, yarn_scale(rope.factor, rope.mscale) / yarn_scale(rope.factor, rope.mscale_all_dim)
-    return inv_freq, yarn_scale(rope.factor, 1.0)
+    return 1.0 / (rope.factor * powers) * (1 - keep) + 1.0 / powers * keep
 
 
 def _yarn_dimension(rope: RopeConfig, rotations: float) -> float:
@@ -97,25 +92,20 @@ def _yarn_dimension(rope: RopeConfig, rotations: float) -> float:
     return rope.rotary_dim * turns / (2 * math.log(rope.theta))
 
 
-def _longrope(rope: RopeConfig, max_model_len: int) -> tuple[Tensor, float]:
+def _longrope(rope: RopeConfig, max_model_len: int) -> Tensor:
     """Ding et al. 2024: one factor per dimension, from the long list once the engine allows long contexts."""
     factors = rope.long_factor if max_model_len > rope.original_max_position else rope.short_factor
-    inv_freq = 1.0 / (torch.tensor(factors, dtype=torch.float32) * _powers(rope, rope.theta))
-    if rope.attention_factor is not None:
-        return inv_freq, rope.attention_factor
-    if rope.factor <= 1:
-        return inv_freq, 1.0
-    return inv_freq, math.sqrt(1 + math.log(rope.factor) / math.log(rope.original_max_position))
+    return 1.0 / (torch.tensor(factors, dtype=torch.float32) * _powers(rope, rope.theta))
 
 
-def _proportional(rope: RopeConfig, max_model_len: int) -> tuple[Tensor, float]:
+def _proportional(rope: RopeConfig, max_model_len: int) -> Tensor:
     """The fastest pairs turn, and the others do not."""
-    inv_freq, _ = _linear(rope, max_model_len)
+    inv_freq = _linear(rope, max_model_len)
     inv_freq[int(rope.share * rope.rotary_dim // 2) :] = 0.0
-    return inv_freq, 1.0
+    return inv_freq
 
 
-_FREQUENCIES: MappingProxyType[RopeType, Callable[[RopeConfig, int], tuple[Tensor, float]]] = MappingProxyType(
+_FREQUENCIES: MappingProxyType[RopeType, Callable[[RopeConfig, int], Tensor]] = MappingProxyType(
     {
         RopeType.DEFAULT: _default,
         RopeType.LINEAR: _linear,

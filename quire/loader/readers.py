@@ -21,7 +21,7 @@ from quire.layers.weights import ShardSpec, WeightMap
 from quire.loader.checkpoint import TensorSource
 from quire.loader.headers import raise_problems
 from quire.loader.mapped_file import DTYPES, STORED_DTYPES
-from quire.loader.unread import why_needless
+from quire.loader.unread import NOTHING, why_needless
 from quire.log import get_logger
 
 log = get_logger(__name__)
@@ -113,7 +113,9 @@ class HeaderReader:
     def raise_problems(self) -> None:
         """Raises: CheckpointError naming what is missing, mis-shaped, of a wrong dtype, or not used by the model."""
         unused = {
-            info: self._why_unread(name) for name, info in self.checkpoint.tensors.items() if name not in self.used
+            info: self._why_unread(name, info.shape)
+            for name, info in self.checkpoint.tensors.items()
+            if name not in self.used
         }
         unread = [
             f"{info.file.name}: {info.name} {list(info.shape)} is not used by this model; the file belongs to another"
@@ -125,8 +127,10 @@ class HeaderReader:
             first = next(info.name for info, why in unused.items() if why == reason)
             log.info("not read: %s such as %s: %s", counted(count, "tensor"), first, reason)
 
-    def _why_unread(self, name: str) -> str | None:
+    def _why_unread(self, name: str, shape: tuple[int, ...]) -> str | None:
         """What a tensor is that no model needs; None for one that belongs to another model."""
+        if 0 in shape:
+            return NOTHING
         reasons = (reason for part, reason in self.unread.items() if name.startswith(part))
         return next(reasons, None) or why_needless(name)
 

@@ -13,6 +13,7 @@ MAX_DRAFT_LAYERS = 16
 DRAFTING = "layers that draft several tokens, which quire does not"
 SHARED_KEYS = "keys and values of layers that read those of other layers"
 IDENTITIES = "weights of experts that give what they read"
+NOTHING = "weights of no features, as of a shared expert in a model that has none"
 SECOND_HEAD = "a second copy of the embedding, which is the head, too"
 ACTIVATION_SCALES = re.compile(
     r"\.([qkv]_scale|kv_scale|[kv]_zero_point|output_scale|input_(scale|zero_point|global_scale))$"

@@ -234,7 +234,7 @@ def attention_of(arch: ModelArch, ctx: LayerContext, index: int, *, norms: Fused
         head_size=heads.head_size,
         rotary_dim=mixer.rope.rotary_dim if mixer.rope else 0,
         interleaved=arch.family.rotates_pairs,
-        norm_eps=arch.norm_eps,
+        norm_eps=arch.norm_eps / mixer.rope.normed_factor**2 if mixer.rope else arch.norm_eps,
     )
     return Attention(
         ctx.ops,

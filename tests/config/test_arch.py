@@ -199,6 +199,8 @@ BY_KIND = {
     "full_attention": {**LLAMA3, "rope_theta": 5e4},
     "sliding_attention": {"rope_type": "default", "rope_theta": 5e4},
 }
+YARN = {"rope_type": "yarn", "rope_theta": 5e4, "factor": 4.0, "original_max_position_embeddings": 64}
+SCALED_QUERIES = {"rope_type": "yarn", "rope_theta": 5e4, "factor": 4.0, "llama_4_scaling_beta": 0.1}
 SLIDING, FULL = "sliding_attention", "full_attention"
 SAME: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "share of heads": ("phi", {"partial_rotary_factor": 0.5, "rope_theta": 5e4}, {"rope_parameters": PARTIAL}),
@@ -226,12 +228,37 @@ SAME: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {"rope_theta": 5e4, "rope_scaling": LLAMA3},
         {"rope_parameters": {**LLAMA3, "rope_theta": 5e4}},
     ),
+    "scaling beside parameters": (
+        "llama",
+        {"rope_theta": 5e4, "rope_scaling": LLAMA3, "rope_parameters": YARN},
+        {"rope_theta": 5e4, "rope_scaling": LLAMA3},
+    ),
     "scaling of full layers": (
         "olmo3",
         {"rope_theta": 5e4, "rope_scaling": LLAMA3},
         {"rope_parameters": BY_KIND},
     ),
+    "a context beside its rotation": (
+        "ministral3",
+        {"rope_scaling": SCALED_QUERIES, "original_max_position_embeddings": 16},
+        {"rope_parameters": {**SCALED_QUERIES, "original_max_position_embeddings": 16}},
+    ),
+    "a context that is the whole one": (
+        "ministral3",
+        {"rope_parameters": SCALED_QUERIES},
+        {"rope_parameters": {**SCALED_QUERIES, "original_max_position_embeddings": 512}},
+    ),
+    "factors of nothing": (
+        "llama",
+        {"rope_parameters": {**YARN, "mscale": 0, "mscale_all_dim": 0.0}},
+        {"rope_parameters": YARN},
+    ),
     "layers without a list": ("olmo3", {}, {"layer_types": [SLIDING, SLIDING, SLIDING, FULL]}),
+    "layers of listed experts": (
+        "cohere2_moe",
+        {"mlp_layer_types": ["dense", *["sparse"] * 3]},
+        {"mlp_layer_types": ["dense", *["sparse"] * 3], "layer_types": [SLIDING, SLIDING, SLIDING, FULL]},
+    ),
     "pattern": ("cohere2", {"sliding_window_pattern": 2}, {"layer_types": [SLIDING, FULL] * 2}),
     "number of first layers": (
         "qwen2",
@@ -385,8 +412,13 @@ WRONG: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {
         ["short_factor", "-1.0"],
     ),
     "theta negative": (LLAMA, {"rope_theta": -1.0}, ["rope_theta", "-1.0"]),
-    "rotation of nothing": (LLAMA, {"partial_rotary_factor": 0.01}, ["partial_rotary_factor", "0.01"]),
-    "rotation of more than the head": (LLAMA, {"partial_rotary_factor": 2.0}, ["partial_rotary_factor", "2.0"]),
+    "rotation of nothing": (PHI3, {"partial_rotary_factor": 0.01}, ["partial_rotary_factor", "0.01"]),
+    "rotation of more than the head": (PHI3, {"partial_rotary_factor": 2.0}, ["partial_rotary_factor", "2.0"]),
+    "a part of a stretched head": (
+        LLAMA,
+        {"rope_scaling": {"type": "linear", "factor": 2.0}, "partial_rotary_factor": 0.5},
+        ["partial_rotary_factor is 0.5", "must be 1", "whole heads"],
+    ),
     "window zero": (PHI3, {"sliding_window": 0}, ["sliding_window", "is 0"]),
     "window a string": (PHI3, {"sliding_window": "all"}, ["sliding_window", "'all'"]),
     "window layers negative": (

@@ -195,6 +195,7 @@ def test_kimi_k2_is_deepseek_v3_by_another_name() -> None:
     assert arch_of(DEEPSEEK_V3, model_type="kimi_k2").layers == arch_of(DEEPSEEK_V3).layers
 
 
+LITE = {"model_type": "glm4_moe_lite", "architectures": ["Glm4MoeLiteForCausalLM"]}
 WRONG: dict[str, tuple[dict[str, Any], list[str]]] = {
     "latent missing": ({"kv_lora_rank": 0}, ["kv_lora_rank", "is 0"]),
     "query rank zero": ({"q_lora_rank": 0}, ["q_lora_rank", "is 0", "null"]),
@@ -202,7 +203,7 @@ WRONG: dict[str, tuple[dict[str, Any], list[str]]] = {
     "rotated size none": ({"qk_rope_head_dim": 0}, ["qk_rope_head_dim", "is 0"]),
     "values negative": ({"v_head_dim": -1}, ["v_head_dim", "-1"]),
     "keys shared by heads": ({"num_key_value_heads": 4}, ["num_key_value_heads", "is 4", "16"]),
-    "a part rotated": ({"partial_rotary_factor": 0.5}, ["partial_rotary_factor", "0.5", "must be 1"]),
+    "a part rotated": ({**LITE, "partial_rotary_factor": 0.5}, ["partial_rotary_factor", "0.5", "must be 1"]),
     "heads beyond reason": (
         {"num_attention_heads": 100_000, "num_key_value_heads": 100_000},
         ["num_attention_heads", "100000", "4096"],

@@ -214,6 +214,13 @@ def test_layers_that_differ_are_refused(tmp_path: Path) -> None:
         gguf_config(file.write(tmp_path / "m.gguf"))
 
 
+def test_a_part_of_a_head_is_refused_in_families_that_rotate_whole_ones(tmp_path: Path) -> None:
+    file = GgufFile(make_checkpoint("llama", tmp_path / "source"))
+    file.extra = {"rope.dimension_count": 8}
+    with pytest.raises(ConfigError, match=r"llama\.rope\.dimension_count is 8.*must be that of a head, 16"):
+        gguf_config(file.write(tmp_path / "m.gguf"))
+
+
 def test_keys_without_effect_are_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     file = GgufFile(make_checkpoint("llama", tmp_path / "source"))
     file.extra = {"attention.secret": 3}

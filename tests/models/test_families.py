@@ -138,6 +138,14 @@ def test_dynamic_ntk_stretches_to_what_the_engine_allows(ops: Ops, checkpoint: C
     assert (actual - transformers_logits(directory, tuple(token_ids))).abs().max().item() < TOLERANCE
 
 
+def test_bamba_rotates_the_part_that_its_rotation_names(ops: Ops, checkpoint: Checkpoint) -> None:
+    """Not a case: transformers reads no such part from beside the rotation, so there is no older spelling."""
+    directory = checkpoint("bamba", **rope("default", partial_rotary_factor=0.25))
+    token_ids = prompt(40)
+    actual = Harness(ops, directory).logits(token_ids)
+    assert (actual - transformers_logits(directory, tuple(token_ids))).abs().max().item() < TOLERANCE
+
+
 def test_kimi_linear_is_read_as_published_and_as_transformers_writes_it(
     ops: Ops, checkpoint: Checkpoint, tmp_path: Path
 ) -> None:

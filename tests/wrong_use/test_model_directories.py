@@ -150,7 +150,7 @@ CASES: dict[str, Case] = {
         ["quantization_config", "'quip'", "the original with --quantization"],
     ),
     "dtype unknown": (config(dtype="float8"), ConfigError, ["float8", "bfloat16"]),
-    "activation unknown": (config(hidden_act="banana"), ConfigError, ["'banana' is not supported", "silu"]),
+    "activation unknown": (config(hidden_act="banana"), ConfigError, ["'banana' is not supported. Supported: silu"]),
     "rope unknown": (config(rope_scaling={"rope_type": "spiral"}, rope_parameters=None), ConfigError, ["'spiral'"]),
     "eps zero": (config(rms_norm_eps=0), ConfigError, ["rms_norm_eps is 0"]),
     "eps NaN": (config(rms_norm_eps=float("nan")), ConfigError, ["rms_norm_eps is nan"]),

@@ -144,7 +144,7 @@ ALSO_CALLED: Mapping[str, str] = MappingProxyType(
 )
 """Other names that published checkpoints give an architecture -> its name."""
 
-LLAMA_LIKE = FamilySpec()
+LLAMA_LIKE = FamilySpec(defaults={"partial_rotary_factor": 1.0})
 """What a class of a plug-in is read as that brings no spec, under a model_type that nobody knows."""
 
 _registered: dict[str, FamilySpec | None] = {}

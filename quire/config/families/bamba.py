@@ -9,10 +9,8 @@ from quire.config.layers.recurrent import bamba_layers
 
 
 def _half_rotated(keys: ConfigKeys) -> Mapping[str, Any]:
-    """transformers sets the part, whatever config.json says."""
-    given = keys.raw.get("rope_parameters")
-    part = {"partial_rotary_factor": 0.5}
-    return {**part, "rope_parameters": {**given, **part}} if isinstance(given, Mapping) else part
+    """transformers sets the part, unless it is among those of the rotation."""
+    return {"partial_rotary_factor": 0.5}
 
 
 SPEC = FamilySpec(
@@ -22,6 +20,7 @@ SPEC = FamilySpec(
         "rms_norm_eps": 1e-5,
         "max_position_embeddings": 262_144,
         "num_key_value_heads": 8,
+        "partial_rotary_factor": 0.5,
         "mamba_n_heads": 128,
         "mamba_n_groups": 1,
         "mamba_d_state": 256,

@@ -25,6 +25,9 @@ SPEC = FamilySpec(
         "rms_norm_eps": "layer_norm_epsilon",
     },
     defaults={
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 8,
         "hidden_act": "gelu_new",
         "seq_length": 2048,
         "tie_word_embeddings": True,

@@ -7,7 +7,7 @@ from quire.config.config_keys import ConfigKeys
 from quire.config.families import cohere2
 from quire.config.families.cohere import NORMS, SPELLINGS, scales
 from quire.config.family_spec import FamilySpec, NormKind, Norms, experts
-from quire.config.layers.experts import cohere2_experts, sparse_layers
+from quire.config.layers.experts import cohere2_experts, sparse_layers, whole_number
 from quire.config.layers.layer_kinds import LayerKind, full_every, listed_or
 
 OF_DENSE = "prefix_dense_sliding_window_pattern"
@@ -16,7 +16,7 @@ OF_DENSE = "prefix_dense_sliding_window_pattern"
 
 def by_patterns(keys: ConfigKeys, num_layers: int) -> tuple[LayerKind, ...]:
     """One pattern for the first layers, which have no experts, another one for the others."""
-    num_dense = sparse_layers(keys, num_layers).count(False)
+    num_dense = min(whole_number(keys, "first_k_dense_replace"), num_layers)
     first = full_every(keys.count(OF_DENSE))(keys, num_dense)
     return first + full_every(keys.count("sliding_window_pattern"))(keys, num_layers - num_dense)
 

@@ -7,6 +7,8 @@ from quire.config.layers.layer_kinds import full_every, listed_or
 DEFAULTS = {
     "hidden_activation": "gelu_pytorch_tanh",
     "rms_norm_eps": 1e-6,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
     "head_dim": 256,
     "query_pre_attn_scalar": 256,
     "sliding_window": 4096,

@@ -15,6 +15,7 @@ SPEC = FamilySpec(
         "qk_nope_head_dim": 192,
         "v_head_dim": 256,
         "rope_interleave": True,
+        "partial_rotary_factor": 1.0,
         "intermediate_size": 10_240,
         "moe_intermediate_size": 1536,
         "first_k_dense_replace": 1,

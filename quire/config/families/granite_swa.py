@@ -7,6 +7,7 @@ from quire.config.config_keys import ConfigKeys, is_number
 from quire.config.families.granite import scales
 from quire.config.family_spec import FamilySpec
 from quire.config.layers.layer_kinds import LayerKind, first_full_of, listed_or
+from quire.config.layers.rope import rotation_of
 
 
 def _thetas(keys: ConfigKeys) -> list[float] | None:
@@ -29,9 +30,9 @@ def derived(keys: ConfigKeys) -> Mapping[str, Any]:
     bases = {*(_thetas(keys) or ())} - {0}
     if not bases:
         return {}
-    _, rope = keys.find(("rope_parameters", "rope_scaling"))
+    _, rope = rotation_of(keys)
     given = rope if isinstance(rope, Mapping) else {}
-    return {"rope_parameters": {**given, "rope_theta": bases.pop()}}
+    return {"rope_parameters": {**given, "rope_theta": bases.pop()}, "rope_scaling": None}
 
 
 def rotated(keys: ConfigKeys, kinds: tuple[LayerKind, ...]) -> tuple[bool, ...]:

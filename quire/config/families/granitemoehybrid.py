@@ -3,7 +3,7 @@
 from quire.config.config_keys import ConfigKeys
 from quire.config.families import granite
 from quire.config.family_spec import FamilySpec, MlpKind, MlpSpec, WeightNames, experts
-from quire.config.layers.experts import granite_hybrid_experts
+from quire.config.layers.experts import granite_shared_experts
 from quire.config.layers.layer_kinds import LayerKind
 from quire.config.layers.recurrent import listed_mamba2
 
@@ -16,7 +16,7 @@ def _mlps(keys: ConfigKeys, num_layers: int, size: int) -> tuple[MlpSpec, ...]:
     if keys.raw.get("num_local_experts") == 0:
         shared = keys.count("shared_intermediate_size")
         return (MlpSpec(kind=MlpKind.GATED, intermediate_size=shared, has_bias=False),) * num_layers
-    return experts(granite_hybrid_experts)(keys, num_layers, size)
+    return experts(granite_shared_experts)(keys, num_layers, size)
 
 
 SPEC = FamilySpec(

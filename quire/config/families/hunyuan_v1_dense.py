@@ -5,11 +5,12 @@ from typing import Any
 
 from quire.config.config_keys import ConfigKeys
 from quire.config.family_spec import FamilySpec, HeadNorms, Norms, WeightNames, gated
+from quire.config.layers.rope import rotation_of
 
 
 def derived(keys: ConfigKeys) -> Mapping[str, Any]:
     """A "dynamic" rotation with `alpha` is none: its base is raised once and for all (NTK-aware scaling)."""
-    _, rope = keys.find(("rope_parameters", "rope_scaling"))
+    _, rope = rotation_of(keys)
     if not isinstance(rope, Mapping) or rope.get("rope_type", rope.get("type")) != "dynamic" or not rope.get("alpha"):
         return {}
     size = keys.count("head_dim", default=keys.count("hidden_size") // keys.count("num_attention_heads"))

@@ -1,7 +1,7 @@
 """Hunyuan 3: Qwen3, with DeepSeek V3's experts, all of one group, behind the first layer."""
 
 from quire.config.family_spec import FamilySpec, HeadNorms, Norms, experts
-from quire.config.layers.experts import deepseek_v3_experts
+from quire.config.layers.experts import hy_v3_experts
 
 SPEC = FamilySpec(
     architecture="HYV3ForCausalLM",
@@ -29,5 +29,5 @@ SPEC = FamilySpec(
         "first_k_dense_replace": 1,
     },
     norms=Norms(heads=HeadNorms.EACH),
-    mlp=experts(deepseek_v3_experts, "mlp_bias"),
+    mlp=experts(hy_v3_experts, "mlp_bias"),
 )

@@ -58,6 +58,7 @@ SPEC = FamilySpec(
         "max_position_embeddings": 131_072,
         "rms_norm_eps": 1e-6,
         "head_dim": 128,
+        "partial_rotary_factor": 1.0,
         "sliding_window": 512,
         "moe_intermediate_size": 512,
         "shared_expert_intermediate_size": 512,

@@ -16,6 +16,7 @@ SPEC = FamilySpec(
         "head_dim": 128,
         "rope_theta": 500_000.0,
         "rope_local_base_freq": 10_000.0,
+        "partial_rotary_factor": 1.0,
         "sliding_window": 1024,
         "intermediate_size": 7168,
         "moe_intermediate_size": 896,

@@ -107,6 +107,7 @@ SPEC = FamilySpec(
         "rms_norm_eps": 1e-5,
         "max_position_embeddings": 131_072,
         "head_dim": 192,
+        "partial_rotary_factor": 1.0,
         "v_head_dim": 128,
         "sliding_window": 129,
         "attention_value_scale": 0.707,

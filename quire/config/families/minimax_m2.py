@@ -25,6 +25,7 @@ SPEC = FamilySpec(
         "max_position_embeddings": 196_608,
         "num_key_value_heads": 8,
         "head_dim": 128,
+        "partial_rotary_factor": 1.0,
         "rope_theta": 5_000_000.0,
         "bos_token_id": 200_034,
         "eos_token_id": 200_020,

@@ -6,7 +6,7 @@ from quire.config.config_keys import ConfigKeys
 from quire.config.family_spec import FamilySpec, gated
 from quire.config.layers.layer_kinds import all_sliding
 from quire.config.layers.mixers import PositionScale
-from quire.config.layers.rope import unless_given
+from quire.config.layers.rope import rotation_of, unless_given
 
 ROPE = {
     "rope_type": "yarn",
@@ -22,12 +22,14 @@ ROPE = {
 
 
 def position_scale(keys: ConfigKeys) -> PositionScale:
-    """Both numbers are among those of the rotation, which `read_ropes` checks to be an object."""
-    _, rope = keys.find(("rope_parameters", "rope_scaling"))
+    """Both numbers are among those of the rotation, which `read_ropes` checks to be an object. The context it was
+    trained with may be beside it, or is the whole context.
+    """
+    _, rope = rotation_of(keys)
     given = ConfigKeys(rope if isinstance(rope, Mapping) else {}, f"{keys.source}: rope_parameters")
-    return PositionScale(
-        beta=given.positive("llama_4_scaling_beta"), period=given.count("original_max_position_embeddings")
-    )
+    name, longest = "original_max_position_embeddings", keys.count("max_position_embeddings")
+    period = given.count(name, default=longest) if keys.raw.get(name) is None else keys.count(name)
+    return PositionScale(beta=given.positive("llama_4_scaling_beta"), period=period)
 
 
 SPEC = FamilySpec(

@@ -8,6 +8,7 @@ from quire.config.families import ministral3
 from quire.config.family_spec import FamilySpec, experts
 from quire.config.layers.experts import mistral4_experts
 from quire.config.layers.latent import latent_attention, latent_heads
+from quire.config.layers.rope import rotation_of
 
 ROPE = {
     **ministral3.ROPE,
@@ -19,11 +20,11 @@ ROPE = {
 
 def _derived(keys: ConfigKeys) -> Mapping[str, Any]:
     """`partial_rotary_factor` is the share of whole queries that `qk_rope_head_dim` is."""
-    _, given = keys.find(("rope_parameters", "rope_scaling"))
+    _, given = rotation_of(keys)
     rope = ROPE if given is None else given
     if isinstance(rope, Mapping):
         rope = {name: value for name, value in rope.items() if name != "partial_rotary_factor"}
-    return {**latent_heads(keys), "rope_parameters": rope, "partial_rotary_factor": None}
+    return {**latent_heads(keys), "rope_parameters": rope, "rope_scaling": None, "partial_rotary_factor": None}
 
 
 SPEC = FamilySpec(

@@ -9,6 +9,7 @@ SPEC = FamilySpec(
         "hidden_act": "silu",
         "rms_norm_eps": 1e-5,
         "max_position_embeddings": 4096,
+        "partial_rotary_factor": 1.0,
         "original_max_position_embeddings": 4096,
         "bos_token_id": 1,
         "eos_token_id": 32_000,

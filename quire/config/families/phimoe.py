@@ -7,11 +7,12 @@ from quire.config.config_keys import ConfigKeys
 from quire.config.family_spec import FamilySpec, NormKind, Norms, WeightNames, experts
 from quire.config.layers.experts import phimoe_experts
 from quire.config.layers.layer_kinds import all_sliding
+from quire.config.layers.rope import rotation_of
 
 
 def rotation(keys: ConfigKeys) -> Mapping[str, Any]:
     """The factor of a stretched rotation has a name of its own, twice."""
-    name, given = keys.find(("rope_parameters", "rope_scaling"))
+    name, given = rotation_of(keys)
     if not isinstance(given, Mapping) or "short_mscale" not in given:
         return {}
     rope = ConfigKeys(given, f"{keys.source}: {name}")

@@ -17,7 +17,7 @@ from quire.config.gguf.files import GgufModel, read_gguf
 from quire.config.gguf.metadata import GgufKeys
 from quire.config.gguf.tensor_types import PLAIN
 from quire.config.layers.layer_kinds import LayerKind
-from quire.config.layers.rope import yarn_scale
+from quire.config.layers.rope import SHARE, yarn_scale
 from quire.errors import shown
 from quire.log import get_logger
 
@@ -44,7 +44,7 @@ def gguf_config(path: Path) -> dict[str, Any]:
     name = CLASS_OF[architecture.model_type]
     family = family_of(name, architecture.model_type)
     head_size = _head_size(keys)
-    return {
+    config = {
         "architectures": [name],
         "model_type": architecture.model_type,
         **_copied(keys, architecture),
@@ -61,6 +61,9 @@ def gguf_config(path: Path) -> dict[str, Any]:
         **architecture.fixed,
         **architecture.derived(keys),
     }
+    if config.get(SHARE, 1.0) != 1 and SHARE not in family.defaults:
+        keys.refuse(keys.name_of("rope.dimension_count"), f"must be that of a head, {head_size}")
+    return config
 
 
 def gguf_generation_config(path: Path) -> dict[str, Any]:
@@ -145,7 +148,7 @@ def _rope(keys: GgufKeys, head_size: int) -> dict[str, Any]:
     """How queries and keys are rotated."""
     config: dict[str, Any] = {}
     if keys.of_model("rope.dimension_count"):
-        config["partial_rotary_factor"] = rotary_share(head_size, keys.count("rope.dimension_count"))
+        config[SHARE] = rotary_share(head_size, keys.count("rope.dimension_count"))
     scaling = _divided(keys.model) or _long(keys) or _scaled(keys)
     if scaling:
         config["rope_scaling"] = scaling

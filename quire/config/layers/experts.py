@@ -134,7 +134,7 @@ def jetmoe_experts(keys: ConfigKeys, num_layers: int) -> tuple[ExpertsSpec | Non
 
 
 def granite_shared_experts(keys: ConfigKeys, num_layers: int) -> tuple[ExpertsSpec | None, ...]:
-    """Granite MoE, with a shared expert."""
+    """Granite MoE and Granite 4, with a shared expert."""
     shared_size = whole_number(keys, "shared_intermediate_size")
     return tuple(spec and replace(spec, shared_size=shared_size) for spec in granite_experts(keys, num_layers))
 
@@ -145,15 +145,11 @@ def phimoe_experts(keys: ConfigKeys, num_layers: int) -> tuple[ExpertsSpec | Non
     chosen = num_chosen_of(keys, count, "num_experts_per_tok")
     if chosen != 2:
         keys.refuse("num_experts_per_tok", chosen, "must be 2: the routing of this family chooses two")
-    routing = Routing(num_chosen=2, scores=Scores.LOGITS, near=2 * keys.positive("router_jitter_noise"))
+    _, jitter = keys.find(("router_jitter_noise",))
+    near = 0.0 if jitter == 0 else 2 * keys.positive("router_jitter_noise")
+    routing = Routing(num_chosen=2, scores=Scores.LOGITS, near=near)
     spec = ExpertsSpec(num_experts=count, size=keys.count("intermediate_size"), routing=routing)
     return (spec,) * num_layers
-
-
-def granite_hybrid_experts(keys: ConfigKeys, num_layers: int) -> tuple[ExpertsSpec | None, ...]:
-    """Granite 4: as Granite MoE, with a shared expert."""
-    shared = keys.count("shared_intermediate_size")
-    return tuple(spec and replace(spec, shared_size=shared) for spec in granite_experts(keys, num_layers))
 
 
 def jamba_experts(keys: ConfigKeys, num_layers: int) -> tuple[ExpertsSpec | None, ...]:
@@ -287,6 +283,15 @@ def deepseek_v3_experts(keys: ConfigKeys, num_layers: int) -> tuple[ExpertsSpec 
         factor=keys.positive("routed_scaling_factor"),
     )
     return behind_dense_layers(keys, _deepseek_spec(keys, count, routing, has_choice_bias=True), num_layers)
+
+
+def hy_v3_experts(keys: ConfigKeys, num_layers: int) -> tuple[ExpertsSpec | None, ...]:
+    """Hunyuan 3: as DeepSeek V3. Without shared experts, one is as wide as the MLP of the first layers."""
+    has_bias, size = keys.flag("mlp_bias", default=False), keys.count("intermediate_size")
+    return tuple(
+        spec if spec is None or spec.shared_size else replace(spec, shared_size=size, has_shared_bias=has_bias)
+        for spec in deepseek_v3_experts(keys, num_layers)
+    )
 
 
 def mistral4_experts(keys: ConfigKeys, num_layers: int) -> tuple[ExpertsSpec | None, ...]:

@@ -9,11 +9,22 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from types import MappingProxyType
 from typing import Any
 
 from quire.config.config_keys import LARGEST, SMALLEST, ConfigKeys, is_number
 from quire.config.layers.layer_kinds import LayerKind
+from quire.log import get_logger
 from quire.utils.lazy import nearest
+from quire.utils.math import round_up
+
+log = get_logger(__name__)
+
+SHARE = "partial_rotary_factor"
+"""The share of each head that is rotated, of families that have a default for it."""
+
+UNREAD_OF_TWO: Mapping[str, Any] = MappingProxyType({"truncate": None})
+"""Keys that transformers does not find where each kind of layer has a rotation of its own."""
 
 
 class RopeType(StrEnum):
@@ -36,6 +47,8 @@ class RopeConfig:
     theta: float = 10_000.0
     rotary_dim: int
     """Leading elements of each head that are rotated."""
+    odd_dim: int | None = None
+    """Of a share of a head that is odd, its elements before they were rounded up to pairs: frequencies follow it."""
     factor: float = 1.0
     original_max_position: int
     """Context length before stretching."""
@@ -56,6 +69,8 @@ class RopeConfig:
     """proportional: of the pairs of a head that turn; all of them have their places in it."""
     is_backward: bool = False
     """Whether it turns the other way round."""
+    normed_factor: float = 1.0
+    """What cosines and sines are not multiplied by, since a norm behind the rotation takes it back but for epsilon."""
 
 
 def yarn_scale(factor: float, mscale: float) -> float:
@@ -63,15 +78,38 @@ def yarn_scale(factor: float, mscale: float) -> float:
     return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
 
 
+def attention_factor(rope: RopeConfig) -> float:
+    """What cosines and sines are multiplied by."""
+    if rope.type not in (RopeType.YARN, RopeType.LONGROPE):
+        return 1.0
+    if rope.attention_factor is not None:
+        return rope.attention_factor
+    if rope.type is RopeType.YARN:
+        return _yarn_attention_factor(rope)
+    return 1.0 if rope.factor <= 1 else math.sqrt(1 + math.log(rope.factor) / math.log(rope.original_max_position))
+
+
+def _yarn_attention_factor(rope: RopeConfig) -> float:
+    if rope.mscale and rope.mscale_all_dim:
+        return yarn_scale(rope.factor, rope.mscale) / yarn_scale(rope.factor, rope.mscale_all_dim)
+    return yarn_scale(rope.factor, 1.0)
+
+
 _SPELLINGS = {"su": RopeType.LONGROPE, **{kind.value: kind for kind in RopeType}}
 _NEEDS_FACTOR = (RopeType.LINEAR, RopeType.DYNAMIC, RopeType.LLAMA3)
+
+
+def rotation_of(keys: ConfigKeys) -> tuple[str, Any]:
+    """(key, value) of the rotation that a config gives, None for none. In transformers, `rope_scaling` counts first."""
+    given = ((name, keys.raw.get(name)) for name in ("rope_scaling", "rope_parameters"))
+    return next(((name, value) for name, value in given if value not in (None, {})), ("rope_parameters", None))
 
 
 def unless_given(parameters: Mapping[str, Any]) -> Callable[[ConfigKeys], Mapping[str, Any]]:
     """The rotation of a family's configs that give none, as its `FamilySpec.derived`."""
 
     def derived(keys: ConfigKeys) -> Mapping[str, Any]:
-        _, given = keys.find(("rope_parameters", "rope_scaling"))
+        _, given = rotation_of(keys)
         return {"rope_parameters": parameters} if given is None else {}
 
     return derived
@@ -92,7 +130,8 @@ def read_ropes(
     """
     if sliding_theta is None:
         rope = _parameters(keys, _one_object(keys), "rope_parameters", "rope_theta")
-        return {kind: _rope(keys, rope, head_sizes[kind], max_position, aliases) for kind in LayerKind}
+        of_size = {size: _rope(keys, rope, size, max_position, aliases) for size in set(head_sizes.values())}
+        return {kind: of_size[head_sizes[kind]] for kind in LayerKind}
     full, sliding = _two_objects(keys)
     parameters = {
         LayerKind.FULL: _parameters(keys, full, "rope_parameters.full_attention", "rope_theta"),
@@ -102,7 +141,7 @@ def read_ropes(
 
 
 def _one_object(keys: ConfigKeys) -> Mapping[str, Any]:
-    name, given = keys.find(("rope_parameters", "rope_scaling"))
+    name, given = rotation_of(keys)
     if given is None:
         return {}
     if not isinstance(given, Mapping):
@@ -119,7 +158,7 @@ def _two_objects(keys: ConfigKeys) -> tuple[Mapping[str, Any], Mapping[str, Any]
     if not isinstance(by_kind, Mapping) or not all(_is_of_kind(name, value) for name, value in by_kind.items()):
         keys.refuse("rope_parameters", given, f"must have one object for each of {' and '.join(LayerKind)}")
     full, sliding = (by_kind.get(kind) or {} for kind in (LayerKind.FULL, LayerKind.SLIDING))
-    return {**full, **_scaling(keys)}, sliding
+    return {**full, **_scaling(keys), **UNREAD_OF_TWO}, {**sliding, **UNREAD_OF_TWO}
 
 
 def _scaling(keys: ConfigKeys) -> Mapping[str, Any]:
@@ -139,7 +178,7 @@ def _parameters(keys: ConfigKeys, given: Mapping[str, Any], name: str, theta: st
     """The parameters of one rotation; what they leave out is at the top of the config."""
     defaults = {
         "rope_theta": keys.positive(theta, default=10_000.0),
-        "partial_rotary_factor": keys.positive("partial_rotary_factor", default=1.0),
+        SHARE: keys.positive(SHARE, default=1.0),
     }
     return ConfigKeys(given, f"{keys.source}: {name}", defaults)
 
@@ -148,7 +187,8 @@ def _rope(
     keys: ConfigKeys, rope: ConfigKeys, head_size: int, max_position: int, aliases: Mapping[str, str]
 ) -> RopeConfig:
     kind = _rope_type(rope, aliases)
-    rotary_dim = head_size if kind is RopeType.PROPORTIONAL else _rotary_dim(keys, rope, head_size)
+    size = head_size if kind is RopeType.PROPORTIONAL else _rotated_size(keys, rope, head_size, kind)
+    rotary_dim = round_up(size, 2)
     original = _original_max_position(keys, rope, kind, max_position)
     factor = rope.positive("factor", default=None if kind in _NEEDS_FACTOR else max_position / original)
     if factor < 1:
@@ -157,6 +197,7 @@ def _rope(
         type=kind,
         theta=rope.positive("rope_theta"),
         rotary_dim=rotary_dim,
+        odd_dim=size if size % 2 else None,
         factor=factor,
         original_max_position=original,
         max_position=max_position,
@@ -165,8 +206,8 @@ def _rope(
         high_freq_factor=_high_freq_factor(rope, kind),
         beta_fast=rope.positive("beta_fast", default=32.0),
         beta_slow=rope.positive("beta_slow", default=1.0),
-        mscale=rope.optional_positive("mscale"),
-        mscale_all_dim=rope.optional_positive("mscale_all_dim"),
+        mscale=_unless_zero(rope, "mscale"),
+        mscale_all_dim=_unless_zero(rope, "mscale_all_dim"),
         truncate=rope.flag("truncate", default=True),
         share=_share(rope, head_size) if kind is RopeType.PROPORTIONAL else 1.0,
         short_factor=_factors(rope, kind, "short_factor", rotary_dim),
@@ -174,23 +215,42 @@ def _rope(
     )
 
 
-def _rotary_dim(keys: ConfigKeys, rope: ConfigKeys, head_size: int) -> int:
-    """The elements of a head that are rotated: `rotary_dim`, of a family that knows it, or a share."""
+def _unless_zero(rope: ConfigKeys, name: str) -> float | None:
+    """A number above zero; None for null and for 0, which mean the same."""
+    return None if rope.raw.get(name) == 0 else rope.optional_positive(name)
+
+
+def _rotated_size(keys: ConfigKeys, rope: ConfigKeys, head_size: int, kind: RopeType) -> int:
+    """The elements of a head that are rotated: `rotary_dim` or a share, of a family that knows it, or all."""
     name, given = keys.find(("rotary_dim",))
-    if name in keys.defaults:
+    has_share = name not in keys.defaults
+    if not has_share:
         size = keys.count(name)
     else:
-        name, given = "partial_rotary_factor", rope.positive("partial_rotary_factor")
-        size = int(head_size * given)
-    if not 0 < size <= head_size or size % 2:
+        name, given = SHARE, rope.positive(SHARE)
+        size = int(head_size * given) if SHARE in keys.defaults else _whole(rope, head_size, kind)
+    may_be_odd = has_share and kind is not RopeType.YARN
+    if not 0 < round_up(size, 2) <= head_size or (size % 2 and not may_be_odd):
         rope.refuse(name, given, f"must rotate an even part of each head's {head_size} elements")
     return size
 
 
+def _whole(rope: ConfigKeys, head_size: int, kind: RopeType) -> int:
+    """A head of a family that has no share. transformers does not read one either, unless the rotation is stretched:
+    then it fails.
+    """
+    share = rope.positive(SHARE)
+    if share != 1 and kind is not RopeType.DEFAULT:
+        rope.refuse(SHARE, share, "must be 1: models of this family rotate whole heads")
+    if share != 1:
+        log.warning("config.json sets %s, which this family ignores in transformers, too source=%s", SHARE, rope.source)
+    return head_size
+
+
 def _share(rope: ConfigKeys, head_size: int) -> float:
-    share = rope.positive("partial_rotary_factor")
+    share = rope.positive(SHARE)
     if share > 1 or head_size % 2:
-        rope.refuse("partial_rotary_factor", share, f"must be at most 1, of heads of an even size ({head_size})")
+        rope.refuse(SHARE, share, f"must be at most 1, of heads of an even size ({head_size})")
     return share
 
 

@@ -30,6 +30,7 @@ DENSE: dict[str, tuple[str, dict[str, Any]]] = {
         {"hidden_size": 60, "num_attention_heads": 3, "num_key_value_heads": 3, "head_dim": 22},
     ),
     "llama-theta": ("llama", rope("default", rope_theta=500_000.0)),
+    "llama-share-unread": ("llama", rope("default", partial_rotary_factor=0.5)),
     "llama-linear": ("llama", rope("linear", factor=4.0)),
     "llama-dynamic": ("llama", rope("dynamic", factor=4.0)),
     "llama-llama3": (
@@ -84,6 +85,7 @@ DENSE: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma": ("gemma", {}),
     "gemma-mqa": ("gemma", {"num_key_value_heads": 1, "attention_bias": True, "tie_word_embeddings": False}),
     "glm": ("glm", {}),
+    "glm-odd-share": ("glm", {"head_dim": 10, **rope("linear", factor=2.0, partial_rotary_factor=0.5)}),
     "glm-plain": ("glm", {"attention_bias": False, "tie_word_embeddings": True, "num_key_value_heads": 4}),
     "glm4": ("glm4", {}),
     "glm4-plain": ("glm4", {"attention_bias": False, "tie_word_embeddings": True, "num_key_value_heads": 1}),
@@ -113,6 +115,10 @@ DENSE: dict[str, tuple[str, dict[str, Any]]] = {
             "num_attention_heads": 3,
             "num_key_value_heads": 1,
         },
+    ),
+    "hunyuan-yarn-epsilon": (
+        "hunyuan_v1_dense",
+        {**rope("yarn", factor=40.0, original_max_position_embeddings=64), "rms_norm_eps": 1e-2},
     ),
     "nanochat": ("nanochat", {}),
     "nanochat-tied": (

@@ -220,6 +220,7 @@ EXPERTS: dict[str, tuple[str, dict[str, Any]]] = {
         {"use_sliding_window": True, "sliding_window": 20, "decoder_sparse_step": 3, "num_experts": 40},
     ),
     "glm4-moe": ("glm4_moe", {}),
+    "glm4-moe-none-shared": ("glm4_moe", {"n_shared_experts": 0}),
     "glm4-moe-one-group": (
         "glm4_moe",
         {
@@ -268,6 +269,7 @@ EXPERTS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "hy-v3": ("hy_v3", {}),
+    "hy-v3-none-shared": ("hy_v3", {"num_shared_experts": 0, "mlp_bias": True, "intermediate_size": 50}),
     "hy-v3-biases": (
         "hy_v3",
         {
@@ -356,6 +358,7 @@ EXPERTS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "phimoe": ("phimoe", {}),
+    "phimoe-no-noise": ("phimoe", {"router_jitter_noise": 0.0}),
     "phimoe-biases": (
         "phimoe",
         {

@@ -77,6 +77,7 @@ LATENT: dict[str, tuple[str, dict[str, Any]]] = {
         "deepseek_v3",
         {"rope_interleave": False, "q_lora_rank": None, "v_head_dim": 16, "attention_bias": True},
     ),
+    "deepseek-v3-share-unread": ("deepseek_v3", rope("default", partial_rotary_factor=0.5)),
     "deepseek-v3-yarn": (
         "deepseek_v3",
         {

@@ -52,6 +52,7 @@ RECURRENT: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "bamba-first": ("bamba", {"attn_layer_indices": [0], "mamba_d_conv": 2, "num_key_value_heads": 1}),
     "granitemoehybrid": ("granitemoehybrid", {}),
+    "granitemoehybrid-none-shared": ("granitemoehybrid", {"shared_intermediate_size": 0}),
     "granitemoehybrid-dense": (
         "granitemoehybrid",
         {

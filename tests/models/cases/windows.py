@@ -195,6 +195,21 @@ WINDOWS: dict[str, tuple[str, dict[str, Any]]] = {
             "attention_bias": True,
         },
     ),
+    "olmo3-yarn-truncate-unread": (
+        "olmo3",
+        {
+            "rope_parameters": {
+                kind: {
+                    "rope_type": "yarn",
+                    "factor": 4.0,
+                    "original_max_position_embeddings": 64,
+                    "rope_theta": 1e4,
+                    "truncate": False,
+                }
+                for kind in ("full_attention", "sliding_attention")
+            }
+        },
+    ),
     "cohere2": ("cohere2", {}),
     "cohere2-listed": (
         "cohere2",
