@@ -19,7 +19,7 @@ namespace {
 
 // Positions that one piece scores, and bytes of scores, or of gathered pages, that a wave of tokens takes together.
 constexpr int64_t kPiecePositions = 1024;
-constexpr int64_t kWaveBytes = int64_t(1) << 25;
+constexpr int64_t kWaveBytes = int64_t(1) << 23;
 
 // The sequences of a step, as the ops are given them.
 struct Steps {

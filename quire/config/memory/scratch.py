@@ -113,7 +113,7 @@ def _recurrence_bytes(mixer: RecurrentSpec, num_tokens: int, num_seqs: int) -> i
     return 4 * (convolved + scanned) + states
 
 
-SELECTION_BYTES = 32 << 20
+SELECTION_BYTES = 8 << 20
 """What the scores, or the gathered pages, of the tokens of a wave take, unless one token's take more (`kWaveBytes` in
 csrc/cpu/selection.cpp)."""
 
