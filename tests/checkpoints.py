@@ -85,6 +85,8 @@ _DEEPSEEK = {
     "n_shared_experts": 2,
     "num_experts_per_tok": 3,
 }
+_INDEXER = {"index_n_heads": 16, "index_head_dim": 16, "index_topk": 12}
+"""So many heads that hardly any score is zero: transformers breaks ties as they come."""
 
 _DELTA = {
     **_COMMON,
@@ -224,6 +226,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
     "deepseek_v2": _DEEPSEEK,
     "deepseek_v3": {**_DEEPSEEK, "n_group": 4, "topk_group": 2},
+    "deepseek_v32": {**_DEEPSEEK, **_INDEXER, "n_group": 4, "topk_group": 2},
     "mistral4": {
         **_DEEPSEEK,
         "first_k_dense_replace": 0,
@@ -238,6 +241,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         },
     },
     "glm4_moe_lite": {key: value for key, value in _DEEPSEEK.items() if key != "first_k_dense_replace"},
+    "glm_moe_dsa": {**_DEEPSEEK, **_INDEXER},
     "minicpm3": {**_LATENT, "scale_emb": 3, "dim_model_base": 32},
     "youtu": _LATENT,
     "arcee": {**_COMMON, "head_dim": 24},

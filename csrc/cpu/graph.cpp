@@ -61,6 +61,7 @@ constexpr Entry kEntries[] = {
     QR_ENTRY(qr_gated_delta_scan),   QR_ENTRY(qr_lightning_scan),
     QR_ENTRY(qr_rg_lru_scan),        QR_ENTRY(qr_gated_norm),
     QR_ENTRY(qr_latent_qkv),         QR_ENTRY(qr_latent_values),
+    QR_ENTRY(qr_select_tokens),      QR_ENTRY(qr_selected_attention),
 };
 constexpr int64_t kNumEntries = sizeof(kEntries) / sizeof(Entry);
 

@@ -201,6 +201,25 @@ struct AttentionPiece {
 
 using AttendFn = void (*)(const AttentionArgs& args, const AttentionPiece& piece);
 
+struct IndexArgs {
+  const void* query;  // [tokens, heads, size]
+  int32_t dtype;
+  const float* weights;  // [tokens, heads]
+  const void* cache;
+  CacheLayout layout;  // of one kv head
+  int64_t heads, size;
+};
+
+// Pages [page_begin, page_end) of what one token sees.
+struct IndexPiece {
+  int64_t token;
+  const int32_t* blocks;
+  int64_t page_begin, page_end;
+  float* scores;  // by position, of whole pages
+};
+
+using IndexFn = void (*)(const IndexArgs& args, const IndexPiece& piece);
+
 // Channels and tokens that one piece of a convolution takes: long stretches of few rows, which prefetchers follow.
 constexpr int64_t kConvChannels = 256;
 constexpr int64_t kConvTokens = 32;
@@ -363,6 +382,7 @@ struct Kernels {
   AttendFn attend[kNumCacheTypes];       // by cache dtype, computed in float32
   AttendFn attend_bf16[kNumCacheTypes];  // by cache dtype, for bf16 queries
   AttendFn merge_splits;
+  IndexFn index_scores[kNumCacheTypes];  // by cache dtype
   // A bf16 panel made compact (compact.h); false where too many numbers do not fit.
   bool (*compact_panel)(char* out, const uint16_t* panel, int64_t k, uint32_t streams);
   uint32_t compact_streams;  // in which this set reads them best

@@ -84,6 +84,8 @@ struct Copies {
   const float* norm;
   float eps;
   int64_t heads, rope, nope, latent, head_size;
+  const char* index_key;  // or null
+  int64_t index;
 
   void run(int64_t row) const {
     const int64_t size = bytes_of(dtype), end = rope + latent, slot = head_size * size;
@@ -100,6 +102,8 @@ struct Copies {
     std::memcpy(value + rope * size, key + rope * size, size_t(latent * size));
     for (int64_t head = 0; head < heads + 2; ++head)
       std::memset(out + head * slot + end * size, 0, size_t(slot - end * size));
+    if (index_key != nullptr)
+      std::memcpy(key + slot - index * size, index_key + row * index * size, size_t(index * size));
   }
 };
 
@@ -123,10 +127,11 @@ extern "C" {
 
 int32_t qr_latent_qkv(void* qkv, const void* query, const void* compressed, int32_t dtype, const float* norm, float eps,
                       const qr_weight* to_latents, int64_t tokens, int64_t heads, int64_t rope_size, int64_t nope_size,
-                      int64_t latent_size, int64_t head_size) {
+                      int64_t latent_size, int64_t head_size, const void* index_key, int64_t index_size) {
   if (kernels() == nullptr) return QR_ESTATE;
+  if (index_size < 0 || index_size > head_size || rope_size + latent_size > head_size - index_size) return QR_EINVAL;
   if (!is_dtype(dtype) || !is_epsilon(eps) || heads <= 0 || !are_sizes(heads) || !are_sizes(rope_size, latent_size) ||
-      !are_sizes(nope_size) || !are_sizes(tokens, heads + 2, head_size) || rope_size + latent_size > head_size ||
+      !are_sizes(nope_size) || !are_sizes(tokens, heads + 2, head_size) ||
       !are_sizes(tokens, heads, nope_size + rope_size))
     return QR_EINVAL;
   if (!are_there(to_latents) || (tokens > 0 && !are_there(qkv, query, compressed, norm))) return QR_EINVAL;
@@ -137,7 +142,8 @@ int32_t qr_latent_qkv(void* qkv, const void* query, const void* compressed, int3
   const Heads x{static_cast<char*>(const_cast<void*>(query)), heads * in, in};
   const Heads products{static_cast<char*>(qkv) + rope_size * size, (heads + 2) * out, out};
   const Copies copies{static_cast<char*>(qkv), static_cast<const char*>(query), static_cast<const char*>(compressed),
-                      dtype, norm, eps, heads, rope_size, nope_size, latent_size, head_size};
+                      dtype, norm, eps, heads, rope_size, nope_size, latent_size, head_size,
+                      static_cast<const char*>(index_key), index_size};
   return run(Products(to_latents, dtype, tokens, heads, latent_size, nope_size, x, products), &copies);
 }
 

@@ -26,7 +26,7 @@ extern "C" int32_t qr_rope_and_cache(void* query, const void* qkv, int32_t qkv_d
   if (kernels() == nullptr) return QR_ESTATE;
   const int32_t dtype = element_of(qkv_dtype);
   if (dtype < QR_FLOAT32 || dtype > QR_FLOAT16 || cache_dtype < QR_FLOAT32 || cache_dtype >= kNumCacheTypes ||
-      page != qr_cache_page(cache_dtype, block_size, head_size) || heads <= 0 || kv_heads < 0 ||
+      (kv_heads != 0 && page != qr_cache_page(cache_dtype, block_size, head_size)) || heads <= 0 || kv_heads < 0 ||
       !are_sizes(tokens, heads, head_size) || !are_sizes(tokens, kv_heads, head_size) ||
       !are_blocks(num_blocks, kv_heads, page, block) || rotary_dim < 0 || rotary_dim > head_size || rotary_dim % 2 != 0 ||
       ((q_norm != nullptr || k_norm != nullptr) && !is_epsilon(eps)) || (qkv_dtype != dtype && head_size % 32 != 0) ||

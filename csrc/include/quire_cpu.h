@@ -20,7 +20,7 @@ extern "C" {
 #endif
 
 #define QR_API __attribute__((visibility("default")))
-#define QR_ABI_VERSION 13
+#define QR_ABI_VERSION 14
 
 enum {
   QR_OK = 0,
@@ -302,7 +302,8 @@ QR_API int64_t qr_cache_page(int32_t dtype, int64_t block_size, int64_t head_siz
  * query and key heads (q_norm, k_norm may be null), rotation by cos_sin[position, rotary_dim] (may be null). qkv may be
  * in tiles where head_size is a multiple of 32. key_scales and value_scales[kv_heads], of a cache of 8 bits, are what
  * all tokens are divided by, those too large becoming the largest (int8: -128..127; float8: 448); null: each token's
- * head by its own largest magnitude over 127 or 448. With kv_heads 0 nothing is written to the cache. */
+ * head by its own largest magnitude over 127 or 448. With kv_heads 0 nothing is written to the cache, and
+ * head_size need not be that of its pages. */
 QR_API int32_t qr_rope_and_cache(void* query, const void* qkv, int32_t qkv_dtype, const int64_t* positions,
                                  const float* cos_sin, const float* q_norm, const float* k_norm, void* cache,
                                  int32_t cache_dtype, int64_t num_blocks, int64_t block_size, int64_t page,
@@ -326,16 +327,38 @@ QR_API int32_t qr_paged_attention(void* out, int32_t out_dtype, const void* quer
  * + rope_size)] and compressed[tokens, latent_size + rope_size]; all of dtype. Of each query head [its last rope_size
  * features | its others . to_latents[head] | zeros], the key [the last rope_size features | latent | zeros] and the
  * value [zeros | latent | zeros], latent being the RMS norm of the first latent_size features. to_latents: heads
- * weights [latent_size, nope_size], without bias. */
+ * weights [latent_size, nope_size], without bias. index_key[tokens, index_size] (may be null) takes the place of the
+ * key's last zeros. */
 QR_API int32_t qr_latent_qkv(void* qkv, const void* query, const void* compressed, int32_t dtype, const float* norm,
                              float eps, const qr_weight* to_latents, int64_t tokens, int64_t heads, int64_t rope_size,
-                             int64_t nope_size, int64_t latent_size, int64_t head_size);
+                             int64_t nope_size, int64_t latent_size, int64_t head_size, const void* index_key,
+                             int64_t index_size);
 
 /* values[tokens, heads value_size] from attended[tokens, heads head_size], of whose heads the latent_size features
  * behind the first rope_size are multiplied. to_values: heads weights [value_size, latent_size], without bias. */
 QR_API int32_t qr_latent_values(void* values, const void* attended, int32_t dtype, const qr_weight* to_values,
                                 int64_t tokens, int64_t heads, int64_t rope_size, int64_t latent_size,
                                 int64_t value_size, int64_t head_size);
+
+/* ---- attention over chosen tokens (selection.cpp): a cache of one kv head, whose keys end with the indexer's ---- */
+
+/* selected[tokens, num_selected]: the positions of the context that each token attends to, ascending, then -1. All that
+ * it sees where these are no more than num_selected, else those of the highest scores, the first ones of equal scores.
+ * A score is the sum of weights[token, head] max(query[token, head] . key, 0) over the heads, in float32, of the last
+ * `size` features of the position's key. size and head_size are multiples of 4. */
+QR_API int32_t qr_select_tokens(int32_t* selected, int64_t num_selected, const void* query, int32_t dtype,
+                                const float* weights, int64_t heads, int64_t size, const void* cache,
+                                int32_t cache_dtype, int64_t num_blocks, int64_t block_size, int64_t page,
+                                int64_t block, int64_t head_size, const int32_t* query_start, const int32_t* seq_lens,
+                                int64_t sequences, const int32_t* block_tables, int64_t table_stride);
+
+/* out[tokens, heads, head_size], of dtype: attention of each token over the positions that qr_select_tokens gave. */
+QR_API int32_t qr_selected_attention(void* out, const void* query, int32_t dtype, const void* cache,
+                                     int32_t cache_dtype, int64_t num_blocks, int64_t block_size, int64_t page,
+                                     int64_t block, const int32_t* query_start, const int32_t* seq_lens,
+                                     int64_t sequences, const int32_t* block_tables, int64_t table_stride,
+                                     const int32_t* selected, int64_t num_selected, int64_t heads, int64_t head_size,
+                                     float scale);
 
 /* Within each cache, copy block pairs[2 i] to pairs[2 i + 1], in order. block_bytes: of one half (keys or values). */
 QR_API int32_t qr_copy_blocks(void* const* caches, int64_t num_caches, int64_t num_blocks, int64_t block_bytes,

@@ -165,6 +165,18 @@ const Call kCalls[] = {
                                  s[8], 0.1f, 0.0f, s[9] == kHuge || s[9] == INT64_MAX ? -1 : s[9],  // a window may be huge
                                  as<float>(p[6]), as<float>(p[7]));
      }},
+    {"qr_select_tokens", {8, 2, 16, 8, 16, 1024, 1024, 64, 2, 4}, {false, false, false, false, false, false, false},
+     [](P p, S s) {
+       return qr_select_tokens(as<int32_t>(p[0]), s[0], p[1], QR_FLOAT32, as<float>(p[2]), s[1], s[2], p[3], QR_FLOAT32,
+                               s[3], s[4], s[5], s[6], s[7], as<int32_t>(p[4]), as<int32_t>(p[5]), s[8],
+                               as<int32_t>(p[6]), s[9]);
+     }},
+    {"qr_selected_attention", {8, 16, 1024, 1024, 2, 4, 8, 2, 64}, {false, false, false, false, false, false, false},
+     [](P p, S s) {
+       return qr_selected_attention(p[0], p[1], QR_FLOAT32, p[2], QR_FLOAT32, s[0], s[1], s[2], s[3],
+                                    as<int32_t>(p[3]), as<int32_t>(p[4]), s[4], as<int32_t>(p[5]), s[5],
+                                    as<int32_t>(p[6]), s[6], s[7], s[8], 0.1f);
+     }},
     {"qr_causal_conv", {96, 8, 32, 32, 4, 4, 512, 2}, {true, false, false, true, true, false, true, false, false, false, false},
      [](P p, S s) {
        return qr_causal_conv(as<float>(p[0]), p[1], p[2], p[3], p[4], QR_FLOAT32, s[0], as<float>(p[5]),

@@ -65,7 +65,7 @@ struct Latents {
     CHECK(qr_latent_qkv(out.data(), query.data() + begin * s.heads * (s.nope + s.rope) * size(),
                         compressed.data() + begin * (s.latent + s.rope) * size(), dtype, norm.data(), kEps,
                         to_latents.heads.data(), end - begin, s.heads, s.rope, s.nope, s.latent,
-                        s.head_size) == QR_OK);
+                        s.head_size, nullptr, 0) == QR_OK);
     return out;
   }
   std::vector<char> values(int64_t begin, int64_t end) const {
@@ -154,7 +154,7 @@ TEST(latents_refuse_impossible_sizes) {
   const auto qkv = [&](int64_t tokens, int64_t heads, int64_t rope, int64_t nope, int64_t latent, int64_t head_size,
                        const qr_weight* weights) {
     return qr_latent_qkv(out.data(), own.query.data(), own.compressed.data(), QR_FLOAT32, own.norm.data(), kEps, weights,
-                         tokens, heads, rope, nope, latent, head_size);
+                         tokens, heads, rope, nope, latent, head_size, nullptr, 0);
   };
   const auto values = [&](int64_t tokens, int64_t heads, int64_t rope, int64_t latent, int64_t value,
                           int64_t head_size, const qr_weight* weights) {

@@ -8,7 +8,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from quire.attention.context import ForwardContext
+from quire.attention.context import ForwardContext, GroupContext
 from quire.config.layers.mixers import PositionScale
 from quire.ops.contract import Ops
 from quire.ops.operands import RopeAndCacheSpec
@@ -67,22 +67,7 @@ class Attention:
 
     def __call__(self, qkv: Tensor, ctx: ForwardContext) -> Tensor:
         """Shapes: qkv [T, (H + 2K) * D] -> [T, H * D]. Mutates: this layer's cache."""
-        kv_cache, group = ctx.kv_caches[self.index], ctx.groups[ctx.group_of_layer[self.index]]
-        query = self.ops.rope_and_cache(
-            qkv,
-            ctx.positions,
-            self.cos_sin,
-            self.q_norm,
-            self.k_norm,
-            kv_cache,
-            group.slot_mapping,
-            self.spec,
-            self.kv_scales,
-        )
-        if self.query_weight is not None:
-            self.ops.scale_heads(query, self.query_weight)
-        if self.query_scales is not None:
-            self.ops.scale_tokens(query, self.query_scales, ctx.positions)
+        query, kv_cache, group = self.write(qkv, ctx), ctx.kv_caches[self.index], self.group(ctx)
         if self.chunk_size is not None:
             return self.ops.chunked_attention(
                 query, kv_cache, group.attention, scale=self.scale, chunk_size=self.chunk_size
@@ -97,3 +82,26 @@ class Attention:
             slopes=self.slopes,
             sinks=self.sinks,
         )
+
+    def write(self, qkv: Tensor, ctx: ForwardContext) -> Tensor:
+        """Queries, with keys and values written. Shapes: qkv [T, (H + 2K) * D] -> [T, H, D]. Mutates: the cache."""
+        query = self.ops.rope_and_cache(
+            qkv,
+            ctx.positions,
+            self.cos_sin,
+            self.q_norm,
+            self.k_norm,
+            ctx.kv_caches[self.index],
+            self.group(ctx).slot_mapping,
+            self.spec,
+            self.kv_scales,
+        )
+        if self.query_weight is not None:
+            self.ops.scale_heads(query, self.query_weight)
+        if self.query_scales is not None:
+            self.ops.scale_tokens(query, self.query_scales, ctx.positions)
+        return query
+
+    def group(self, ctx: ForwardContext) -> GroupContext:
+        """Where the layer's keys and values lie."""
+        return ctx.groups[ctx.group_of_layer[self.index]]

@@ -77,7 +77,11 @@ class LowRankQuery:
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """Shapes: hidden [T, E] -> [T, H * (U + P)]."""
-        return self.up(self.norm(self.down(hidden)))
+        return self.up(self.lower(hidden))
+
+    def lower(self, hidden: Tensor) -> Tensor:
+        """What the second product reads. Shapes: hidden [T, E] -> [T, rank]."""
+        return self.norm(self.down(hidden))
 
 
 def latent_spec(arch: ModelArch, mixer: LatentAttentionSpec) -> LatentSpec:

@@ -32,6 +32,7 @@ from quire.layers.attention_experts import attention_expert_weights
 from quire.layers.context import LayerContext
 from quire.layers.experts import MixtureOfExperts
 from quire.layers.gated_recurrence import GatedDelta, LightningAttention, RgLru
+from quire.layers.indexer import IndexedAttention
 from quire.layers.latent import LatentAttention
 from quire.layers.linear import GatedLinear, Linear
 from quire.layers.quantization.kv_scales import read_kv_scales
@@ -210,6 +211,12 @@ def _attention(arch: ModelArch, ctx: LayerContext, index: int) -> Mixer:
     return (GatedAttention if is_gated else SelfAttention)(arch, ctx, index)
 
 
+def _latent_attention(arch: ModelArch, ctx: LayerContext, index: int) -> Mixer:
+    mixer = arch.mixers[index]
+    is_indexed = isinstance(mixer, LatentAttentionSpec) and mixer.indexer is not None
+    return (IndexedAttention if is_indexed else LatentAttention)(arch, ctx, index)
+
+
 def _head_order(arch: ModelArch) -> HeadOrder | None:
     """Of a single tensor of queries, keys and values that has them otherwise than one after the other."""
     names, size = arch.family.names, arch.head_size
@@ -340,7 +347,7 @@ MLPS: Mapping[MlpKind, Callable[[ModelArch, MlpSpec, LayerContext], Mlp]] = Mapp
 MIXERS: Mapping[type[MixerSpec], Callable[[ModelArch, LayerContext, int], Mixer]] = MappingProxyType(
     {
         AttentionSpec: _attention,
-        LatentAttentionSpec: LatentAttention,
+        LatentAttentionSpec: _latent_attention,
         MambaSpec: MambaMixer,
         Mamba2Spec: Mamba2Mixer,
         ShortConvSpec: ShortConv,

@@ -24,7 +24,7 @@ ON_CPU = ("reference", "cpu")
 REFUSED = MappingProxyType(
     {
         "reference": frozenset({"quantize_linear"}),
-        "triton": frozenset({"expert_queries", "expert_outputs"}),
+        "triton": frozenset({"expert_queries", "expert_outputs", "select_tokens", "selected_attention"}),
     }
 )
 """Ops that an implementation does not have yet. Nothing stands in for them: a model that needs one is refused."""

@@ -341,7 +341,7 @@ class Ops(RecurrentOps):
         Shapes: qkv [T, (H + 2K) * D], positions [T] int64, cos_sin [max_position, rotary_dim] float32 (cosines of the
         rotary_dim/2 frequencies, then their sines), q_norm and k_norm [D] float32, slot_mapping [T] int64 (block * S +
         slot), scales [2 (keys, values), K] float32 -> query [T, H, D]. Without cos_sin nothing is rotated.
-        Where `spec` has no KV heads, nothing is written.
+        Where `spec` has no KV heads, nothing is written, and D need not be that of the cache.
         Mutates: kv_cache, at the slots named.
         """
         return cast(
@@ -352,7 +352,13 @@ class Ops(RecurrentOps):
         )
 
     def latent_qkv(
-        self, query: Tensor, compressed: Tensor, norm: Tensor, to_latents: HeadWeights, spec: LatentSpec
+        self,
+        query: Tensor,
+        compressed: Tensor,
+        norm: Tensor,
+        to_latents: HeadWeights,
+        spec: LatentSpec,
+        index_key: Tensor | None = None,
     ) -> Tensor:
         """Queries, the key and the value of attention over latents, as `rope_and_cache` takes them for one KV head.
 
@@ -360,11 +366,12 @@ class Ops(RecurrentOps):
            the rotation.
         2. Head h takes the U features of its query that are not rotated to the latents by a product with its weight.
         3. query head h: [its P features before the rotation | product | zeros]; key: [key | latent | zeros]; value:
-           [zeros | latent | zeros].
-        Shapes: query [T, H * (U + P)], compressed [T, C + P], norm [C] float32, to_latents of [C, U]
+           [zeros | latent | zeros]. An index key takes the place of the key's last zeros: scores of attention do not
+           see it, for queries have zeros there.
+        Shapes: query [T, H * (U + P)], compressed [T, C + P], norm [C] float32, to_latents of [C, U], index_key [T, I]
         -> [T, (H + 2) * D].
         """
-        return cast("Tensor", self._table["latent_qkv"](query, compressed, norm, to_latents, spec))
+        return cast("Tensor", self._table["latent_qkv"](query, compressed, norm, to_latents, spec, index_key))
 
     def latent_values(self, attended: Tensor, to_values: HeadWeights, spec: LatentSpec) -> Tensor:
         """Each head's values of the latents that it attended to, by a product with a weight of its own.
@@ -454,6 +461,42 @@ class Ops(RecurrentOps):
         return cast(
             "Tensor", self._table["chunked_attention"](query, kv_cache, metadata, scale=scale, chunk_size=chunk_size)
         )
+
+    def select_tokens(
+        self,
+        query: Tensor,
+        weights: Tensor,
+        kv_cache: Tensor,
+        metadata: AttentionMetadata,
+        *,
+        num_selected: int,
+        head_size: int,
+    ) -> Tensor:
+        """The positions that each of this step's tokens attends to, in ascending order; -1 behind the last.
+
+        A token at position p that sees no more than `num_selected` positions, 0 .. p, attends to all of them. Otherwise
+        to those of the highest scores, the earlier position first where two are equal. The score of a position is the
+        sum over the heads, in float32 and in their order, of weight * max(query . key, 0), the key being the last I
+        features of the one that the cache has of the position, whose size is `head_size`.
+        Shapes: query [T, H, I], weights [T, H] float32, kv_cache as allocated, of one kv head -> [T, num_selected]
+        int32.
+        """
+        return cast(
+            "Tensor",
+            self._table["select_tokens"](
+                query, weights, kv_cache, metadata, num_selected=num_selected, head_size=head_size
+            ),
+        )
+
+    def selected_attention(
+        self, query: Tensor, kv_cache: Tensor, metadata: AttentionMetadata, selected: Tensor, *, scale: float
+    ) -> Tensor:
+        """`paged_attention` over the positions that `select_tokens` gave for each token, as if there were no others.
+
+        So where these are all that it sees, the bits are those of `paged_attention`.
+        Shapes: query [T, H, D], kv_cache as allocated, of one kv head, selected [T, N] int32 -> [T, H * D].
+        """
+        return cast("Tensor", self._table["selected_attention"](query, kv_cache, metadata, selected, scale=scale))
 
     def row_max(self, logits: Tensor) -> tuple[list[float], list[int]]:
         """The largest logit of each row and its token, the lowest id on a tie; NaN counts as the largest.

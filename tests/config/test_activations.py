@@ -18,6 +18,12 @@ from tests.models.harness import Harness, arch_of
 pytestmark = pytest.mark.skipif("cpu" not in available_ops(), reason="the native kernels are not built")
 HYBRID = ("bamba", "falcon_h1", "lfm2_moe", "nemotron_h")
 LATENT = ("deepseek_v2", "deepseek_v3", "minicpm3", "mistral4", "youtu")
+INDEXED: dict[str, dict[str, int]] = {
+    "as it is": {},
+    "many index heads": {"index_n_heads": 40, "index_head_dim": 32},
+    "many selected": {"index_topk": 200, "q_lora_rank": 8},
+}
+"""DeepSeek V3.2, with each part of an indexer the widest."""
 
 
 @pytest.mark.parametrize("num_tokens", [1, 32, 61])
@@ -28,6 +34,17 @@ def test_a_step_takes_what_is_planned(
     checkpoint: Callable[..., Path], family: str, overrides: dict[str, int | None], dtype: str, num_tokens: int
 ) -> None:
     directory = checkpoint(family, **overrides)
+    taken = recorded_bytes(Harness(ops_of("cpu"), directory, dtype=getattr(torch, dtype)), num_tokens)
+    assert taken == activation_bytes(arch_of(directory), dtype, num_tokens, ops="cpu")
+
+
+@pytest.mark.parametrize("num_tokens", [1, 32, 61])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("case", INDEXED)
+def test_a_step_of_indexed_layers_takes_what_is_planned(
+    checkpoint: Callable[..., Path], case: str, dtype: str, num_tokens: int
+) -> None:
+    directory = checkpoint("deepseek_v32", **INDEXED[case])
     taken = recorded_bytes(Harness(ops_of("cpu"), directory, dtype=getattr(torch, dtype)), num_tokens)
     assert taken == activation_bytes(arch_of(directory), dtype, num_tokens, ops="cpu")
 

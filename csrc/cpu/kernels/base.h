@@ -13,6 +13,7 @@
 #include "recurrence.h"
 #include "rotary.h"
 #include "sampling.h"
+#include "selection.h"
 
 namespace qr {
 namespace {
@@ -37,6 +38,11 @@ void fill_base(Kernels& kernels) {
   kernels.attend[QR_CACHE_FLOAT8] = attend<FloatMath<Bf16>, Float8>;
   for (int cache = 0; cache < kNumCacheTypes; ++cache) kernels.attend_bf16[cache] = kernels.attend[cache];
   kernels.merge_splits = merge_splits;
+  kernels.index_scores[QR_FLOAT32] = index_scores<float>;
+  kernels.index_scores[QR_BFLOAT16] = index_scores<Bf16>;
+  kernels.index_scores[QR_FLOAT16] = index_scores<Fp16>;
+  kernels.index_scores[QR_CACHE_INT8] = index_scores<int8_t>;
+  kernels.index_scores[QR_CACHE_FLOAT8] = index_scores<Float8>;
   kernels.causal_conv = causal_conv;
   kernels.mamba_derived = mamba_derived;
   kernels.mamba_scan = mamba_scan;

@@ -4,16 +4,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from quire.config.config_keys import ConfigKeys
 from quire.config.family_spec import Flag, is_set
 from quire.config.layers.layer_kinds import LayerKind
-from quire.config.layers.mixers import LatentAttentionSpec, LatentRule, cached_latent_size
+from quire.config.layers.mixers import (
+    HEAD_MULTIPLE,
+    IndexerSpec,
+    LatentAttentionSpec,
+    LatentRule,
+    cached_latent_size,
+)
 from quire.config.layers.rope import RopeConfig, RopeType, read_ropes, yarn_scale
 
 MAX_HEADS = 4096
 """Each has weights of its own; more can only be a mistake."""
+INDEXED = "indexed_attention"
+"""What transformers calls layers that have an indexer."""
+MAX_INDEX_SIZE = 1024
+"""Of an indexer's key, which is a part of a head of the cache."""
 
 
 def latent_attention(interleaved: Flag = False, *, rotates: bool = True) -> LatentRule:
@@ -44,6 +55,42 @@ def latent_heads(keys: ConfigKeys) -> Mapping[str, Any]:
         keys.refuse(name, given, f"must be num_attention_heads ({num_heads}): each head has keys of its own")
     rope_size, latent_size = keys.count("qk_rope_head_dim"), keys.count("kv_lora_rank")
     return {"num_key_value_heads": 1, "head_dim": cached_latent_size(rope_size, latent_size)}
+
+
+def indexed_attention(*, interleaved_index: bool) -> LatentRule:
+    """Latent attention whose tokens an indexer chooses; the rotated features of latents are pairs of neighbours."""
+    attention = latent_attention(interleaved=True)
+
+    def rule(keys: ConfigKeys, max_position: int, aliases: Mapping[str, str]) -> LatentAttentionSpec:
+        spec = attention(keys, max_position, aliases)
+        if spec.query_rank is None:
+            keys.refuse("q_lora_rank", None, "must be a number: the indexer reads low-rank queries")
+        kinds = keys.raw.get("layer_types")
+        if kinds is not None and (not isinstance(kinds, list) or {*map(str, kinds)} != {INDEXED}):
+            keys.refuse("layer_types", kinds, f"must be null or list {INDEXED} alone")
+        indexer = IndexerSpec(
+            num_heads=keys.count("index_n_heads", most=MAX_HEADS),
+            head_size=_index_size(keys),
+            num_selected=min(keys.count("index_topk"), max_position),
+            interleaved=interleaved_index,
+        )
+        return replace(spec, indexer=indexer)
+
+    return rule
+
+
+def indexed_heads(keys: ConfigKeys) -> Mapping[str, Any]:
+    """As `latent_heads`, with the indexer's key behind each token's latent."""
+    heads = latent_heads(keys)
+    return {**heads, "head_dim": heads["head_dim"] + _index_size(keys)}
+
+
+def _index_size(keys: ConfigKeys) -> int:
+    size, rope_size = keys.count("index_head_dim", most=MAX_INDEX_SIZE), keys.count("qk_rope_head_dim")
+    if size % HEAD_MULTIPLE or size < rope_size:
+        problem = f"must be a multiple of {HEAD_MULTIPLE}, and no less than qk_rope_head_dim ({rope_size})"
+        keys.refuse("index_head_dim", size, problem)
+    return size
 
 
 def _rope(keys: ConfigKeys, rope_size: int, max_position: int, aliases: Mapping[str, str]) -> RopeConfig:

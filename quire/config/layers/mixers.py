@@ -133,6 +133,23 @@ HEAD_MULTIPLE = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class IndexerSpec:
+    """Chooses the tokens that attention sees by scores of its own (DeepSeek sparse attention, arXiv 2512.02556).
+
+    A token's score is the weighted sum, over the indexer's heads, of what of query . key is above zero.
+    """
+
+    num_heads: int
+    """Of queries; all of them read one key of each token, which the cache keeps behind the latent."""
+    head_size: int
+    """Its first features rotate, as many as those of attention."""
+    num_selected: int
+    """Tokens of the context that a query attends to, at most: those of the highest scores."""
+    interleaved: bool
+    """As that of attention, which may be the other."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LatentAttentionSpec(Mixer):
     """Attention over latents (MLA): keys and values of all heads are products of one short vector for each token."""
 
@@ -159,6 +176,8 @@ class LatentAttentionSpec(Mixer):
     """Multiplies low-rank queries behind their norm."""
     latent_norm_scale: float = 1.0
     """Multiplies latents behind their norm."""
+    indexer: IndexerSpec | None = None
+    """None where queries attend to all tokens that they see."""
 
     @property
     def window(self) -> None:
@@ -167,17 +186,17 @@ class LatentAttentionSpec(Mixer):
 
     @property
     def cached_size(self) -> int:
-        """What the cache keeps of a token: the rotated key, the latent, and padding."""
-        return cached_latent_size(self.rope_size, self.latent_size)
+        """What the cache keeps of a token: the rotated key, the latent, padding, and the indexer's key."""
+        return cached_latent_size(self.rope_size, self.latent_size, self.indexer.head_size if self.indexer else 0)
 
     def kv_cache_spec(self, page: PageSpec) -> KVCacheSpec:
         """What the layer keeps in the KV cache, a block of which is a page."""
         return FullAttentionSpec(page=page)
 
 
-def cached_latent_size(rope_size: int, latent_size: int) -> int:
-    """Elements of the one KV head of latent attention."""
-    return round_up(rope_size + latent_size, HEAD_MULTIPLE)
+def cached_latent_size(rope_size: int, latent_size: int, index_size: int = 0) -> int:
+    """Elements of the one KV head of latent attention, and of an indexer's key behind it."""
+    return round_up(rope_size + latent_size, HEAD_MULTIPLE) + index_size
 
 
 LatentRule = Callable[[ConfigKeys, int, Mapping[str, str]], LatentAttentionSpec]

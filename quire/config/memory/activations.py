@@ -9,6 +9,7 @@ from quire.config.family_spec import MlpKind, MlpSpec, NormKind, Norms
 from quire.config.layers.mixers import (
     AttentionSpec,
     GatedDeltaSpec,
+    IndexerSpec,
     LatentAttentionSpec,
     LightningSpec,
     Mamba2Spec,
@@ -24,6 +25,8 @@ from quire.utils.math import round_up
 
 FLOAT = DTYPE_BYTES["float32"]
 """Bytes of a number of what recurrent layers compute between their projections."""
+INT32 = 4
+"""Bytes of a position."""
 
 
 class _Layout:
@@ -414,6 +417,9 @@ def _mix_one(layout: _Layout, arch: ModelArch, mixer: MixerSpec) -> None:
 
 
 def _attend(layout: _Layout, arch: ModelArch, mixer: AttentionSpec | LatentAttentionSpec) -> None:
+    if isinstance(mixer, LatentAttentionSpec) and mixer.indexer is not None:
+        _attend_indexed(layout, arch, mixer, mixer.indexer)
+        return
     heads, keys_values = arch.num_heads * arch.head_size, 2 * arch.num_kv_heads * arch.head_size
     if isinstance(mixer, AttentionSpec):
         heads, keys_values = mixer.heads.query_size, 2 * mixer.heads.kv_size * (mixer.reads is None)
@@ -438,6 +444,37 @@ def _attend(layout: _Layout, arch: ModelArch, mixer: AttentionSpec | LatentAtten
 
 def _has_experts(mixer: AttentionSpec | LatentAttentionSpec) -> bool:
     return isinstance(mixer, AttentionSpec) and mixer.experts is not None
+
+
+def _attend_indexed(layout: _Layout, arch: ModelArch, mixer: LatentAttentionSpec, indexer: IndexerSpec) -> None:
+    """Attention over the latents that an indexer chooses (`layers/indexer.py`)."""
+    assert mixer.query_rank is not None
+    heads, size = arch.num_heads * arch.head_size, indexer.head_size
+    layout.take("down", mixer.query_rank)
+    layout.take("low", mixer.query_rank)
+    layout.free("down")
+    layout.take("projected", arch.num_heads * (mixer.nope_size + mixer.rope_size))
+    layout.take("compressed", mixer.latent_size + mixer.rope_size)
+    layout.take("raw", size)
+    layout.take("raw normed", size)
+    layout.free("raw")
+    layout.take("key", size)
+    layout.free("raw normed")
+    layout.take("qkv", heads + 2 * arch.head_size)
+    layout.free("projected", "compressed", "key")
+    layout.take("query", heads)
+    layout.free("qkv")
+    layout.take("raw", indexer.num_heads * size)
+    layout.take("index query", indexer.num_heads * size)
+    layout.free("raw")
+    layout.take("weights", indexer.num_heads, FLOAT)
+    layout.take("selected", indexer.num_selected, INT32)
+    layout.free("index query", "weights")
+    layout.take("attended", heads)
+    layout.free("low", "query", "selected")
+    _expand(layout, arch, mixer)
+    layout.take("mixed", arch.hidden_size)
+    layout.free("attended")
 
 
 def _compress(layout: _Layout, arch: ModelArch, mixer: LatentAttentionSpec) -> None:
@@ -584,4 +621,13 @@ def _reference_latent_bytes(arch: ModelArch, item: int, mixer: LatentAttentionSp
     before = heads * (2 * mixer.nope_size + mixer.rope_size + latent) + 4 * latent + 2 * mixer.rope_size
     joined = max(heads * latent, (heads + 2) * arch.head_size)
     behind = heads * (arch.head_size + latent + 2 * mixer.value_size)
-    return item * (size + max(before + joined, behind)) + 12 * max(latent, mixer.nope_size, mixer.value_size)
+    chosen = _reference_index_bytes(item, mixer) if mixer.indexer else 0
+    return item * (size + max(before + joined, behind)) + 12 * max(latent, mixer.nope_size, mixer.value_size) + chosen
+
+
+def _reference_index_bytes(item: int, mixer: LatentAttentionSpec) -> int:
+    """Low-rank queries, and the indexer's, before and behind the rotation; its keys, weights and choice."""
+    assert mixer.indexer is not None
+    assert mixer.query_rank is not None
+    heads, size = mixer.indexer.num_heads, mixer.indexer.head_size
+    return item * (mixer.query_rank + 2 * (heads + 1) * size) + 4 * (heads + 1) * size + 4 * mixer.indexer.num_selected

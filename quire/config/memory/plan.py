@@ -11,7 +11,13 @@ from dataclasses import asdict, dataclass, replace
 from quire.config.arch import ModelArch
 from quire.config.engine import Capabilities
 from quire.config.memory.activations import activation_bytes, step_logits_bytes
-from quire.config.memory.scratch import experts_bytes, native_experts_bytes, recurrence_bytes, scan_scratch_bytes
+from quire.config.memory.scratch import (
+    experts_bytes,
+    native_experts_bytes,
+    recurrence_bytes,
+    scan_scratch_bytes,
+    selection_bytes,
+)
 from quire.config.memory.stored_plan import (
     stored_activation_bytes,
     stored_loading_bytes,
@@ -193,7 +199,7 @@ def workspace_bytes(arch: ModelArch, use: MemoryUse, layout: KVLayout) -> int:
     block_tables = num_groups * use.max_num_seqs * layout.num_entries(use.max_model_len) * 4
     arrays = use.max_num_batched_tokens * (16 + 8 * num_groups) + use.max_num_seqs * 16
     arrays += 16 * num_groups * use.max_num_seqs
-    return activations + _scratch_bytes(arch, use) + block_tables + arrays
+    return activations + _scratch_bytes(arch, use, layout) + block_tables + arrays
 
 
 def _step_bytes(arch: ModelArch, use: MemoryUse) -> int:
@@ -205,7 +211,7 @@ def _step_bytes(arch: ModelArch, use: MemoryUse) -> int:
     return activations + experts(arch, use.dtype, use.max_num_batched_tokens)
 
 
-def _scratch_bytes(arch: ModelArch, use: MemoryUse) -> int:
+def _scratch_bytes(arch: ModelArch, use: MemoryUse, layout: KVLayout) -> int:
     """What the native kernels work with: inputs of products as they read them, and for each thread its own part."""
     if use.ops != "cpu":
         return 0
@@ -215,7 +221,9 @@ def _scratch_bytes(arch: ModelArch, use: MemoryUse) -> int:
     widest = arch.widest_mlp
     both = 0 if widest % 32 == 0 else 8 * use.max_num_batched_tokens * widest
     of_thread = sampling + scan_scratch_bytes(arch)
-    return _prepared_bytes(arch, use) + both + use.num_threads * of_thread
+    page = layout.page
+    selection = selection_bytes(arch, use.max_num_batched_tokens, use.max_model_len, page.num_bytes, page.block_size)
+    return _prepared_bytes(arch, use) + both + selection + use.num_threads * of_thread
 
 
 def _prepared_bytes(arch: ModelArch, use: MemoryUse) -> int:

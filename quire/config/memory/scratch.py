@@ -6,8 +6,9 @@ from quire.config.arch import ModelArch
 from quire.config.layers.experts import ExpertsSpec
 from quire.config.layers.mixers import GatedDeltaSpec, LightningSpec, Mamba2Spec, RecurrentSpec, RgLruSpec
 from quire.config.memory.activations import FLOAT
+from quire.config.memory.weight_shapes import indexers
 from quire.messages.kv import DTYPE_BYTES
-from quire.utils.math import round_up
+from quire.utils.math import cdiv, round_up
 
 
 def experts_bytes(arch: ModelArch, dtype: str, num_tokens: int) -> int:
@@ -110,6 +111,20 @@ def _recurrence_bytes(mixer: RecurrentSpec, num_tokens: int, num_seqs: int) -> i
     convolved = (num_tokens + num_seqs * mixer.conv_width) * channels + 4 * num_tokens * round_up(channels + 32, 32)
     scanned = num_tokens * (6 * (inner + 64) + derived)
     return 4 * (convolved + scanned) + states
+
+
+SELECTION_BYTES = 8 << 20
+"""What the scores, or the gathered pages, of the tokens of a wave take, unless one token's take more (`kWaveBytes` in
+csrc/cpu/selection.cpp)."""
+
+
+def selection_bytes(arch: ModelArch, num_tokens: int, max_model_len: int, block_bytes: int, block_size: int) -> int:
+    """Bytes that the native ops of an indexer work with beside the activations; a block's are those of one layer."""
+    found = {indexer.num_selected for indexer in indexers(arch) if indexer.num_selected < max_model_len}
+    if not found:
+        return 0
+    of_token = (round_up(max_model_len, block_size) * FLOAT, cdiv(max(found), block_size) * block_bytes)
+    return _kept(max(each * min(num_tokens, max(1, SELECTION_BYTES // each)) for each in of_token))
 
 
 CHANNELS_AT_ONCE = 64

@@ -19,6 +19,7 @@ from quire.config.layers.mixers import (
     AttentionSpec,
     GatedDeltaSpec,
     GateNorm,
+    IndexerSpec,
     LatentAttentionSpec,
     LightningSpec,
     Mamba2Spec,
@@ -79,6 +80,7 @@ def weight_shapes(arch: ModelArch) -> WeightShapes:
             *(LinearShape(parts=parts, in_features=size, count=n) for (parts, size), n in linears.items()),
             *_mixtures(arch),
             *_attention_experts(arch),
+            *_index_weights(arch),
             *stream_linears(arch),
         ),
         head=LinearShape(parts=(arch.vocab_size,), in_features=arch.embedding_size),
@@ -228,7 +230,24 @@ def _latent(arch: ModelArch, mixer: MixerSpec) -> Counter[Shape]:
     )
     shapes[(mixer.latent_size,), mixer.nope_size] += heads
     shapes[(mixer.value_size,), mixer.latent_size] += heads
+    if mixer.indexer is not None:
+        assert mixer.query_rank is not None
+        index = mixer.indexer
+        shapes.update([((index.num_heads * index.head_size,), mixer.query_rank), ((index.head_size,), size)])
     return shapes
+
+
+def _index_weights(arch: ModelArch) -> list[LinearShape]:
+    """Of indexers, what weighs their heads."""
+    counts = Counter(indexer.num_heads for indexer in indexers(arch))
+    size = arch.hidden_size
+    return [LinearShape(parts=(n,), in_features=size, count=count, dtype="float32") for n, count in counts.items()]
+
+
+def indexers(arch: ModelArch) -> list[IndexerSpec]:
+    """Those of the layers that have one, in order."""
+    found = (mixer.indexer for mixer in arch.attentions if isinstance(mixer, LatentAttentionSpec))
+    return [indexer for indexer in found if indexer is not None]
 
 
 def _recurrent(arch: ModelArch, mixer: MixerSpec) -> Counter[Shape]:
@@ -288,8 +307,9 @@ def _mixer_floats(arch: ModelArch, mixer: MixerSpec) -> int:
         gate = _gates_are_behind_queries(arch) * own.query_size
         features = own.query_size if mixer.reads is not None else sum(_qkv(arch, own)[0])
         return biases + arch.attention_bias * (features + gate) + mixer.has_sinks * own.num_heads
-    rank = mixer.query_rank or 0
-    return biases + rank + mixer.latent_size + arch.attention_bias * (rank + mixer.latent_size + mixer.rope_size)
+    rank, index = mixer.query_rank or 0, 2 * mixer.indexer.head_size if mixer.indexer else 0
+    norms = rank + mixer.latent_size + index
+    return biases + norms + arch.attention_bias * (rank + mixer.latent_size + mixer.rope_size)
 
 
 def _recurrent_floats(arch: ModelArch, mixer: RecurrentSpec) -> int:
@@ -449,15 +469,30 @@ def context_per_token(arch: ModelArch) -> float:
 
 
 def query_sizes(arch: ModelArch) -> list[int]:
-    """Features of the queries of each attention layer."""
-    latent = arch.num_heads * arch.head_size
-    return [mixer.heads.query_size if isinstance(mixer, AttentionSpec) else latent for mixer in arch.attentions]
+    """Features of the queries of each attention layer, and half those of each indexer, which weighs no values."""
+    return [size for size, _ in _queries(arch)]
+
+
+def _queries(arch: ModelArch) -> list[tuple[int, int | None]]:
+    """As `query_sizes`, with the tokens that they see at most; None for all."""
+    latent, found = arch.num_heads * arch.head_size, list[tuple[int, int | None]]()
+    for mixer in arch.attentions:
+        if isinstance(mixer, AttentionSpec):
+            found.append((mixer.heads.query_size, mixer.window))
+        elif mixer.indexer is None:
+            found.append((latent, None))
+        else:
+            indexer = mixer.indexer
+            found += [(latent, indexer.num_selected), (indexer.num_heads * indexer.head_size // 2, None)]
+    return found
 
 
 def window_shares(arch: ModelArch) -> tuple[tuple[int, float], ...]:
-    """(window, share of attention in layers that have it): they read no more of the context than that."""
-    sizes, windows = query_sizes(arch), Counter[int]()
-    for mixer, size in zip(arch.attentions, sizes, strict=True):
-        if mixer.window is not None:
-            windows[mixer.window] += size
-    return tuple((window, size / sum(sizes)) for window, size in sorted(windows.items()))
+    """(window, share of attention in layers that have it): they read no more of the context than that, or attend to no
+    more tokens of it that an indexer chooses."""
+    windows = Counter[int]()
+    for size, window in _queries(arch):
+        if window is not None:
+            windows[window] += size
+    total = sum(query_sizes(arch))
+    return tuple((window, size / total) for window, size in sorted(windows.items()))

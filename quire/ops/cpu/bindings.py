@@ -30,6 +30,7 @@ from quire.ops.cpu.rotary import rope_and_cache
 from quire.ops.cpu.runtime.graphs import Graphs
 from quire.ops.cpu.runtime.memory import weights_together
 from quire.ops.cpu.sampling import allowed_max, apply_penalties, row_max, row_max_tensors, sample, top_logprobs
+from quire.ops.cpu.selection import select_tokens, selected_attention
 from quire.ops.cpu.states import allocate_states, mamba, mamba2, short_conv
 from quire.ops.cpu.streams import match_rms, mix_streams, multiply_columns, statistical_top_k
 
@@ -79,6 +80,8 @@ OPS: MappingProxyType[str, Callable[..., object]] = MappingProxyType(
         "touch_blocks": touch_blocks,
         "paged_attention": paged_attention,
         "chunked_attention": chunked_attention,
+        "select_tokens": select_tokens,
+        "selected_attention": selected_attention,
         "row_max": row_max,
         "row_max_tensors": row_max_tensors,
         "allowed_max": allowed_max,

@@ -18,7 +18,14 @@ _written: WeakKeyDictionary[HeadWeights, Tensor] = WeakKeyDictionary()
 """The `qr_weight`s of the heads: graphs refer to them, as long as their model lives."""
 
 
-def latent_qkv(query: Tensor, compressed: Tensor, norm: Tensor, to_latents: HeadWeights, spec: LatentSpec) -> Tensor:
+def latent_qkv(
+    query: Tensor,
+    compressed: Tensor,
+    norm: Tensor,
+    to_latents: HeadWeights,
+    spec: LatentSpec,
+    index_key: Tensor | None = None,
+) -> Tensor:
     """See `Ops.latent_qkv`."""
     tokens = query.shape[0]
     qkv = empty((tokens, (spec.num_heads + 2) * spec.head_size), query.dtype)
@@ -37,6 +44,8 @@ def latent_qkv(query: Tensor, compressed: Tensor, norm: Tensor, to_latents: Head
             spec.nope_size,
             spec.latent_size,
             spec.head_size,
+            None if index_key is None else index_key.data_ptr(),
+            0 if index_key is None else index_key.shape[1],
         )
     )
     return qkv

@@ -18,7 +18,7 @@ from quire import envs
 from quire.errors import ConfigError, EngineError
 from quire.platforms.cores import usable_cores
 
-ABI_VERSION: Final = 13
+ABI_VERSION: Final = 14
 FILE_NAME: Final = "libquire_cpu.so"
 BUILT_FOR: Final = (("Linux", "x86_64"), ("Linux", "aarch64"))
 """System and processor, as `platform` and CMakeLists.txt name them."""
@@ -78,8 +78,13 @@ SIGNATURES: Final[dict[str, tuple[Any, ...]]] = {
     "qr_rg_lru_scan": (I32, PTR, I32, *(PTR,) * 4, *(I64,) * 4, *STATES),
     "qr_gated_norm": (I32, PTR, I32, PTR, I64, PTR, I64, PTR, I32, I64, I64, I64, F32, I32, I32),
     "qr_paged_attention": (I32, *(PTR, I32) * 3, *(I64,) * 4, PTR, PTR, I64, PTR, *(I64,) * 4, F32, F32, I64, PTR, PTR),
-    "qr_latent_qkv": (I32, *(PTR,) * 3, I32, PTR, F32, PTR, *(I64,) * 6),
+    "qr_latent_qkv": (I32, *(PTR,) * 3, I32, PTR, F32, PTR, *(I64,) * 6, PTR, I64),
     "qr_latent_values": (I32, PTR, PTR, I32, PTR, *(I64,) * 6),
+    "qr_select_tokens": (I32, PTR, I64, PTR, I32, PTR, I64, I64, PTR, I32, *(I64,) * 5, PTR, PTR, I64, PTR, I64),
+    "qr_selected_attention": (
+        *(I32, PTR, PTR, I32, PTR, I32, *(I64,) * 4),
+        *(PTR, PTR, I64, PTR, I64, PTR, I64, I64, I64, F32),
+    ),
     "qr_copy_blocks": (I32, PTR, I64, I64, I64, PTR, I64),
     "qr_touch": (I32, PTR, I64),
     "qr_row_max": (I32, PTR, PTR, PTR, I64, I64),

@@ -69,16 +69,16 @@ def _attend_pages(query: Tensor, kv_cache: Tensor, metadata: AttentionMetadata, 
         first_position = seq_len - (tokens.stop - tokens.start)
         seen_from = 0 if window is None else max(0, first_position - window + 1)
         base = seen_from // SPLIT * SPLIT
-        context = _gather(kv_cache, metadata, index, base, seen_from, seq_len)
+        context = gather(kv_cache, metadata, index, base, seen_from, seq_len)
         for start in range(tokens.start, tokens.stop, TILE_QUERIES):
             rows = slice(start, min(start + TILE_QUERIES, tokens.stop))
             position = first_position + start - tokens.start
             visible = context[:, :, : cdiv(position + rows.stop - rows.start - base, SPLIT) * SPLIT]
-            out[rows] = _attend(query[rows], visible[0], visible[1], position - base, scores)
+            out[rows] = attend(query[rows], visible[0], visible[1], position - base, scores)
     return out.view(num_tokens, num_heads * head_size)
 
 
-def _gather(
+def gather(
     kv_cache: Tensor, metadata: AttentionMetadata, index: int, base: int, seen_from: int, seq_len: int
 ) -> Tensor:
     """Keys and values of positions base .. seq_len in float32, zeros before seen_from and up to a whole split.
@@ -97,7 +97,7 @@ def _gather(
     return gathered
 
 
-def _attend(query_THD: Tensor, keys_KUD: Tensor, values_KUD: Tensor, position: int, scores: Scores) -> Tensor:
+def attend(query_THD: Tensor, keys_KUD: Tensor, values_KUD: Tensor, position: int, scores: Scores) -> Tensor:
     """Attention of one tile of queries at position, position + 1, ... over gathered splits. Gives [T, H, D]."""
     num_queries, num_heads, head_size = query_THD.shape
     num_kv_heads, num_keys, _ = keys_KUD.shape
@@ -119,12 +119,12 @@ def _attend(query_THD: Tensor, keys_KUD: Tensor, values_KUD: Tensor, position: i
     largest = visible.amax(dim=(1, 4), keepdim=True)
     if scores.sinks is not None:
         largest = largest.maximum(scores.sinks.view(num_kv_heads, 1, group, 1, 1))
-    total = _sum_in_order(visible.sub_(largest).exp_().sum(-1))
+    total = sum_in_order(visible.sub_(largest).exp_().sum(-1))
     if scores.sinks is not None:
         total = total + _of_sinks(scores.sinks, largest)
     partial = torch.bmm(tile_scores, values_KUD.reshape(-1, SPLIT, head_size))
     partial = partial.view(num_kv_heads, num_splits, group, TILE_QUERIES, head_size)[:, :, :, :num_queries]
-    out = _sum_in_order(partial).div_(total.unsqueeze(-1))
+    out = sum_in_order(partial).div_(total.unsqueeze(-1))
     return out.permute(2, 0, 1, 3).reshape(num_queries, num_heads, head_size)
 
 
@@ -151,6 +151,6 @@ def _of_sinks(sinks: Tensor, largest: Tensor) -> Tensor:
     return exponents.unsqueeze(-1).expand(-1, -1, -1, SPLIT).contiguous().exp_()[..., 0]
 
 
-def _sum_in_order(parts: Tensor) -> Tensor:
+def sum_in_order(parts: Tensor) -> Tensor:
     """Sum over dimension 1, one after the other: more zeros at either end change no bit."""
     return parts[:, 0] if parts.shape[1] == 1 else parts.cumsum(1)[:, -1]

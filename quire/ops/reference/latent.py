@@ -16,7 +16,14 @@ from quire.ops.threads import one_thread
 
 
 @one_thread()
-def latent_qkv(query: Tensor, compressed: Tensor, norm: Tensor, to_latents: HeadWeights, spec: LatentSpec) -> Tensor:
+def latent_qkv(
+    query: Tensor,
+    compressed: Tensor,
+    norm: Tensor,
+    to_latents: HeadWeights,
+    spec: LatentSpec,
+    index_key: Tensor | None = None,
+) -> Tensor:
     """See `Ops.latent_qkv`."""
     tokens = query.shape[0]
     nope = query.new_empty(tokens, spec.num_heads * spec.nope_size)
@@ -25,6 +32,8 @@ def latent_qkv(query: Tensor, compressed: Tensor, norm: Tensor, to_latents: Head
     products, normed = _by_head(nope, to_latents), rms_norm(latent, norm, spec.norm_eps)
     qkv = query.new_empty(tokens, (spec.num_heads + 2) * spec.head_size)
     _join_qkv(spec, qkv, query, compressed, products, normed)
+    if index_key is not None:
+        qkv.view(tokens, -1, spec.head_size)[:, spec.num_heads, -index_key.shape[1] :].copy_(index_key)
     return qkv
 
 

@@ -21,8 +21,16 @@ from quire.ops.triton.tiles import dense_tiles, stages
 _addresses: WeakKeyDictionary[HeadWeights, Tensor] = WeakKeyDictionary()
 
 
-def latent_qkv(query: Tensor, compressed: Tensor, norm: Tensor, to_latents: HeadWeights, spec: LatentSpec) -> Tensor:
-    """See `Ops.latent_qkv`."""
+def latent_qkv(
+    query: Tensor,
+    compressed: Tensor,
+    norm: Tensor,
+    to_latents: HeadWeights,
+    spec: LatentSpec,
+    index_key: Tensor | None = None,
+) -> Tensor:
+    """See `Ops.latent_qkv`. Nothing selects tokens here, so there are no index keys."""
+    assert index_key is None
     tokens, heads, size = len(query), spec.num_heads, spec.head_size
     query, compressed = aligned(query), aligned(compressed)
     qkv = query.new_empty(tokens, (heads + 2) * size)

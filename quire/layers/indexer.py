@@ -1,0 +1,107 @@
+"""Attention over the tokens that an indexer chooses (DeepSeek sparse attention, arXiv 2512.02556, section 2.1).
+
+The indexer's key of a token is written with its latent, as the last features of the cached key, which attention's own
+queries do not see: they have zeros there. Its queries are products of attention's low-rank ones.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from quire.attention.context import ForwardContext
+from quire.config.arch import ModelArch
+from quire.config.layers.mixers import IndexerSpec, LatentAttentionSpec
+from quire.errors import ConfigError
+from quire.layers.attention import Attention
+from quire.layers.context import LayerContext
+from quire.layers.latent import LatentAttention, LowRankQuery
+from quire.layers.linear import Linear
+from quire.layers.norm import LayerNorm
+from quire.layers.quantization.schemes import DENSE
+from quire.ops.operands import RopeAndCacheSpec
+
+NORM_EPS = 1e-6
+"""Of the norm of keys, whatever the model's others have."""
+
+
+class Indexer:
+    """Scores the context of each token, and gives the positions of the highest scores."""
+
+    def __init__(
+        self, arch: ModelArch, mixer: LatentAttentionSpec, spec: IndexerSpec, ctx: LayerContext, attention: Attention
+    ) -> None:
+        if ctx.ops.name == "triton":
+            raise ConfigError(
+                f"{arch.source}: attention over tokens that an indexer chooses (index_topk) is what the triton ops do "
+                "not have yet; give device='cpu'"
+            )
+        assert mixer.query_rank is not None
+        self.ops, self.spec, self.attention = ctx.ops, spec, attention
+        self.query = Linear(ctx.child("wq_b"), mixer.query_rank, spec.num_heads * spec.head_size)
+        self.key = Linear(ctx.child("wk"), arch.hidden_size, spec.head_size)
+        self.key_norm = LayerNorm(ctx.child("k_norm"), spec.head_size, NORM_EPS)
+        # In float32 whatever the model's dtype: a rounding error that chooses another token is no small one.
+        exact = replace(ctx.child("weights_proj"), scheme=DENSE, dtype=torch.float32)
+        self.weights = exact.packed(["weight"], [exact.read("weight", (spec.num_heads, arch.hidden_size))])
+        self.rotary = RopeAndCacheSpec(
+            num_heads=spec.num_heads,
+            num_kv_heads=0,
+            head_size=spec.head_size,
+            rotary_dim=mixer.rope_size,
+            interleaved=spec.interleaved,
+        )
+
+    def keys(self, hidden: Tensor, ctx: ForwardContext) -> Tensor:
+        """What the cache keeps of each token. Shapes: hidden [T, E] -> [T, I]."""
+        return self._rotate(self.key_norm(self.key(hidden)), replace(self.rotary, num_heads=1), ctx).flatten(1)
+
+    def select(self, low: Tensor, hidden: Tensor, ctx: ForwardContext) -> Tensor:
+        """See `Ops.select_tokens`; the keys have been written. Shapes: low [T, rank], hidden [T, E] -> [T, N] int32."""
+        query = self._rotate(self.query(low), self.rotary, ctx)
+        weights = self.ops.linear(hidden, self.weights, out_dtype=torch.float32)
+        kv_cache, metadata = ctx.kv_caches[self.attention.index], self.attention.group(ctx).attention
+        return self.ops.select_tokens(
+            query,
+            weights,
+            kv_cache,
+            metadata,
+            num_selected=self.spec.num_selected,
+            head_size=self.attention.spec.head_size,
+        )
+
+    def _rotate(self, x: Tensor, spec: RopeAndCacheSpec, ctx: ForwardContext) -> Tensor:
+        """Shapes: x [T, H * I] -> [T, H, I]."""
+        at = self.attention
+        kv_cache, slots = ctx.kv_caches[at.index], at.group(ctx).slot_mapping
+        return self.ops.rope_and_cache(x, ctx.positions, at.cos_sin, None, None, kv_cache, slots, spec)
+
+
+class IndexedAttention(LatentAttention):
+    """Attention over the latents of chosen tokens."""
+
+    query: LowRankQuery
+
+    def __init__(self, arch: ModelArch, ctx: LayerContext, index: int) -> None:
+        super().__init__(arch, ctx, index)
+        mixer = arch.mixers[index]
+        assert isinstance(mixer, LatentAttentionSpec)
+        assert mixer.indexer is not None
+        self.indexer = Indexer(arch, mixer, mixer.indexer, ctx.child("indexer"), self.attention)
+
+    def __call__(self, hidden: Tensor, ctx: ForwardContext, *, residual: Tensor | None = None) -> Tensor:
+        """Shapes: hidden, residual [T, E] -> [T, E]. Mutates: this layer's cache."""
+        return self.o_proj(self._values(self._attended(hidden, ctx)), residual=residual)
+
+    def _attended(self, hidden: Tensor, ctx: ForwardContext) -> Tensor:
+        at, low = self.attention, self.query.lower(hidden)
+        query = at.write(self._indexed_qkv(low, hidden, ctx), ctx)
+        selected = self.indexer.select(low, hidden, ctx)
+        kv_cache, metadata = ctx.kv_caches[at.index], at.group(ctx).attention
+        return self.ops.selected_attention(query, kv_cache, metadata, selected, scale=at.scale)
+
+    def _indexed_qkv(self, low: Tensor, hidden: Tensor, ctx: ForwardContext) -> Tensor:
+        query, compressed, key = self.query.up(low), self.kv_a_proj(hidden), self.indexer.keys(hidden, ctx)
+        return self.ops.latent_qkv(query, compressed, self.kv_a_norm.weight, self.to_latents, self.spec, key)
