@@ -66,8 +66,9 @@ QR_INLINE vi add_pairs(vi acc, vi a, vi b) { return _mm256_add_epi32(acc, _mm256
 // ---- weights ----
 
 // What a row of 8 k of one half is made of, for one vector of columns: integers of k 0..3 and of k 4..7. `unsigned_row`
-// gives kBias more than they are (in sixteenths of int4), `signed_four` one of the two as they are. Formats of fewer than
-// 8 bits have `codes_of_row`, too, of the row begin + row: what `unsigned_row` gives, shifted right by kCodeShift.
+// gives kBias more than they are (in sixteenths of int4), `signed_row` what they are, `signed_four` one of the two.
+// Formats of fewer than 8 bits have `codes_of_row`, too, of the row begin + row: what `unsigned_row` gives, shifted right
+// by kCodeShift.
 // kRounded: inputs that are rounded together.
 template <int Group, bool Grouped>
 struct Int8Of {
@@ -118,6 +119,12 @@ struct Int4 {
     first = lower_nibbles(both);
     second = upper_nibbles(both);
   }
+  __attribute__((always_inline)) void signed_row(const char* half, int64_t begin, int row, vi& first,
+                                                 vi& second) const {
+    const vi both = load_bytes(half + (begin + row) * 64);
+    first = lower_nibbles(both);
+    second = upper_nibbles(both);
+  }
 #endif
 };
 
@@ -150,6 +157,14 @@ struct Planes {
                                                    Bytes& second) const {
     codes_of_row(half, begin, row, first, second);
   }
+#if defined(__AVX512F__)
+  __attribute__((always_inline)) void signed_row(const char* half, int64_t begin, int row, vi& first,
+                                                 vi& second) const {
+    codes_of_row(half, begin, row, first, second);
+    first = _mm512_sub_epi8(first, _mm512_set1_epi8(int8_t(kBias)));
+    second = _mm512_sub_epi8(second, _mm512_set1_epi8(int8_t(kBias)));
+  }
+#endif
 
  private:
   QR_INLINE Bytes high_bits(Bytes line, int place) {
@@ -177,6 +192,12 @@ struct Levels {
     const vi both = load_bytes(half + (begin + row) * 64), above = flip(levels, 0x80);
     first = look_up(above, low_nibbles(both));
     second = look_up(above, high_nibbles(both));
+  }
+  __attribute__((always_inline)) void signed_row(const char* half, int64_t begin, int row, vi& first,
+                                                 vi& second) const {
+    const vi both = load_bytes(half + (begin + row) * 64);
+    first = look_up(levels, low_nibbles(both));
+    second = look_up(levels, high_nibbles(both));
   }
   __attribute__((always_inline)) vi signed_four(const char* line, int four) const {
     const vi both = load_bytes(line);

@@ -61,25 +61,27 @@ struct AmxQuantizedMicro : QuantizedMicro<Format> {
   // Tiles of the part `index`.
   const char* unpacked(const Format& format, const char* packed, int64_t index, int64_t part) const {
     const char* in = packed + index * part * kStepBytes;
-    if constexpr (!kUnpacked) return in;
-    const int64_t left = x.steps - index * part, halves = 2 * (left < part ? left : part);
-    char* out = buffers[index % 2];
-    for (int64_t half = 0; half < halves; ++half)
-      unpack_half(format, in + half * Format::kHalfBytes, out + half * kTileBytes);
-    return out;
+    if constexpr (!kUnpacked) {
+      return in;
+    } else {
+      const int64_t left = x.steps - index * part, halves = 2 * (left < part ? left : part);
+      char* out = buffers[index % 2];
+      for (int64_t half = 0; half < halves; ++half)
+        unpack_half(format, in + half * Format::kHalfBytes, out + half * kTileBytes);
+      return out;
+    }
   }
 
   // 64 k of 16 columns.
   QR_INLINE void unpack_half(const Format& format, const char* half, char* tile) {
     constexpr int kRun = Format::kRowsTogether;
-    const vi bias = _mm512_set1_epi8(int8_t(Format::kBias));
     each<8 / kRun>([&](auto run) __attribute__((always_inline)) {
       each<kRun>([&](auto row) __attribute__((always_inline)) {
         vi first, second;
-        format.unsigned_row(half, run * kRun, row, first, second);
+        format.signed_row(half, run * kRun, row, first, second);
         char* line = tile + (run * kRun + row) * 128;
-        _mm512_store_si512(line, _mm512_sub_epi8(first, bias));
-        _mm512_store_si512(line + 64, _mm512_sub_epi8(second, bias));
+        _mm512_store_si512(line, first);
+        _mm512_store_si512(line + 64, second);
       });
     });
   }
