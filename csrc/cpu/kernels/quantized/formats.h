@@ -75,7 +75,7 @@ struct Int8Of {
   static constexpr int kGroup = Group, kRounded = Group;
   static constexpr bool kNested = false;
   static constexpr bool kGrouped = Grouped;  // or one scale for a column; activations keep groups, which hold an outlier
-  static constexpr int kBits = 8, kBias = 128;
+  static constexpr int kBits = 8, kCodeShift = 0, kBias = 128;
   static constexpr int kRowsTogether = 1;      // rows of 8 k that are unpacked best side by side
   static constexpr int64_t kHalfBytes = 1024;  // 64 k of 16 columns
   static constexpr float kUnit = 1.0f;         // value of an integer 1
@@ -180,7 +180,7 @@ template <int Group>
 struct Levels {
   static constexpr int kGroup = Group, kRounded = Group;
   static constexpr bool kGrouped = true, kNested = false;
-  static constexpr int kBits = 8, kBias = 128;
+  static constexpr int kBits = 8, kCodeShift = 0, kBias = 128;
   static constexpr int kRowsTogether = 1;
   static constexpr int64_t kHalfBytes = 512;
   static constexpr float kUnit = 1.0f;

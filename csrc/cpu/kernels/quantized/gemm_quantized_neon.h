@@ -11,21 +11,21 @@ constexpr int kUnits = 8;  // of 8 k in a step of 64
 
 // Four columns, k 0..3 and k 4..7 of a unit of a half, as signed bytes; of Int4 in sixteenths.
 template <int Group, bool Grouped>
-QR_INLINE void bytes_of(const Int8Of<Group, Grouped>&, const char* half, int unit, int four, int8x16_t& first,
+QR_INLINE void signed_bytes(const Int8Of<Group, Grouped>&, const char* half, int unit, int four, int8x16_t& first,
                         int8x16_t& second) {
   const auto* bytes = reinterpret_cast<const int8_t*>(half) + unit * 128 + four * 16;
   first = vld1q_s8(bytes);
   second = vld1q_s8(bytes + 64);
 }
 template <int Group>
-QR_INLINE void bytes_of(const Int4<Group>&, const char* half, int unit, int four, int8x16_t& first,
+QR_INLINE void signed_bytes(const Int4<Group>&, const char* half, int unit, int four, int8x16_t& first,
                         int8x16_t& second) {
   const int8x16_t both = vld1q_s8(reinterpret_cast<const int8_t*>(half) + unit * 64 + four * 16);
   first = vshlq_n_s8(both, 4);
   second = vandq_s8(both, vdupq_n_s8(int8_t(0xf0)));
 }
 template <int Group>
-QR_INLINE void bytes_of(const Levels<Group>& format, const char* half, int unit, int four, int8x16_t& first,
+QR_INLINE void signed_bytes(const Levels<Group>& format, const char* half, int unit, int four, int8x16_t& first,
                         int8x16_t& second) {
   const Bytes both = load_bytes_of(half + unit * 64 + four * 16);
   first = vreinterpretq_s8_u8(look_up(format.levels, low_nibbles(both)));
@@ -42,7 +42,7 @@ QR_INLINE void unit_of(const Format& format, const char* half, int unit, int fou
     first = vsubq_s8(vreinterpretq_s8_u8(lower), bias);
     second = vsubq_s8(vreinterpretq_s8_u8(upper), bias);
   } else {
-    bytes_of(format, half, unit, four, first, second);
+    signed_bytes(format, half, unit, four, first, second);
   }
 }
 

@@ -8,7 +8,8 @@
 namespace qr {
 namespace {
 
-// A group's codes for 16 columns, and how a byte of each times its code is stored as two.
+// A group's codes for 16 columns, and how an integer times its code is stored as two bytes, in planes of low and of high
+// ones. multiply_high: tiles of x times the high ones, which lie in tile 7; tile numbers are those of AmxNestedMicro.
 template <bool Small>
 struct CodePlanes;
 
@@ -28,9 +29,12 @@ struct CodePlanes<true> {
     _mm512_store_si512(lows, _mm512_mullo_epi16(integers, low));
     _mm512_store_si512(highs, _mm512_mullo_epi16(integers, high));
   }
-  QR_INLINE void multiply_high(int second) {
-    if (second == 0) _tile_dpbsud(1, 4, 7);
-    if (second == 1) _tile_dpbsud(3, 5, 7);
+  template <bool kSecondRows>
+  QR_INLINE void multiply_high() {
+    if constexpr (kSecondRows)
+      _tile_dpbsud(3, 5, 7);
+    else
+      _tile_dpbsud(1, 4, 7);
   }
 };
 
@@ -49,9 +53,12 @@ struct CodePlanes<false> {
     _mm512_store_si512(lows, _mm512_mask_mov_epi8(even, odds, _mm512_slli_epi16(odd, 8)));
     _mm512_store_si512(highs, _mm512_mask_mov_epi8(_mm512_srli_epi16(even, 8), odds, odd));
   }
-  QR_INLINE void multiply_high(int second) {
-    if (second == 0) _tile_dpbssd(1, 4, 7);
-    if (second == 1) _tile_dpbssd(3, 5, 7);
+  template <bool kSecondRows>
+  QR_INLINE void multiply_high() {
+    if constexpr (kSecondRows)
+      _tile_dpbssd(3, 5, 7);
+    else
+      _tile_dpbssd(1, 4, 7);
   }
 };
 
@@ -170,11 +177,11 @@ struct AmxNestedMicro : QuantizedMicro<Format> {
       _tile_loadd(6, planes, 64);
       _tile_dpbsud(0, 4, 6);
       _tile_loadd(7, planes + kPlaneBytes, 64);
-      Planes::multiply_high(0);
+      Planes::template multiply_high<false>();
       if (rows > 16) {
         _tile_loadd(5, values + second, 64);
         _tile_dpbsud(2, 5, 6);
-        Planes::multiply_high(1);
+        Planes::template multiply_high<true>();
       }
     }
     _tile_stored(0, lows, 64);
