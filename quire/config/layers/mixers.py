@@ -136,7 +136,7 @@ HEAD_MULTIPLE = 4
 class IndexerSpec:
     """Chooses the tokens that attention sees by scores of its own (DeepSeek sparse attention, arXiv 2512.02556).
 
-    A token's score is the weighted sum, over the indexer's heads, of what of query . key is above zero.
+    A token's score is the sum over the indexer's heads of weight * max(query . key, 0).
     """
 
     num_heads: int
@@ -146,7 +146,7 @@ class IndexerSpec:
     num_selected: int
     """Tokens of the context that a query attends to, at most: those of the highest scores."""
     interleaved: bool
-    """As that of attention, which may be the other."""
+    """Whether pairs of neighbouring features rotate, not the two halves; attention may do the other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -48,7 +48,7 @@ class RopeConfig:
     rotary_dim: int
     """Leading elements of each head that are rotated."""
     odd_dim: int | None = None
-    """Of a share of a head that is odd, its elements before they were rounded up to pairs: frequencies follow it."""
+    """`rotary_dim` before it was rounded up to an even number, if it was odd: frequencies are computed from it."""
     factor: float = 1.0
     original_max_position: int
     """Context length before stretching."""
@@ -70,7 +70,8 @@ class RopeConfig:
     is_backward: bool = False
     """Whether it turns the other way round."""
     normed_factor: float = 1.0
-    """What cosines and sines are not multiplied by, since a norm behind the rotation takes it back but for epsilon."""
+    """The attention factor of heads that are normed after the rotation. The norm cancels it, so it only scales the
+    norm's epsilon."""
 
 
 def yarn_scale(factor: float, mscale: float) -> float:
@@ -236,8 +237,9 @@ def _rotated_size(keys: ConfigKeys, rope: ConfigKeys, head_size: int, kind: Rope
 
 
 def _whole(rope: ConfigKeys, head_size: int, kind: RopeType) -> int:
-    """A head of a family that has no share. transformers does not read one either, unless the rotation is stretched:
-    then it fails.
+    """The size of a head, of a family that rotates whole heads.
+
+    transformers ignores a share of such families, and fails with one where the rotation is stretched.
     """
     share = rope.positive(SHARE)
     if share != 1 and kind is not RopeType.DEFAULT:

@@ -20,6 +20,7 @@ from quire.config.layers.mixers import (
     SharedBlock,
 )
 from quire.config.layers.streams import LayerEmbeddingsSpec, StreamsSpec
+from quire.config.memory.reference_activations import has_shortcuts, reference_activation_bytes
 from quire.messages.kv import DTYPE_BYTES
 from quire.utils.math import round_up
 
@@ -76,7 +77,7 @@ class _Layout:
 def activation_bytes(arch: ModelArch, dtype: str, num_tokens: int, *, ops: str) -> int:
     """Bytes of a step's activations at their most: pieces end when Python lets go of the tensors."""
     if ops != "cpu":
-        return num_tokens * _reference_bytes(arch, DTYPE_BYTES[dtype])
+        return num_tokens * reference_activation_bytes(arch, DTYPE_BYTES[dtype])
     return _step(arch, dtype, num_tokens).peak
 
 
@@ -114,7 +115,7 @@ def _step(arch: ModelArch, dtype: str, num_tokens: int) -> _Layout:
     if arch.layer_embeddings is not None:
         _embed_layers(layout, arch, arch.layer_embeddings)
     ends: dict[tuple[int, LayerSpec], int] = {}
-    for layer in arch.layers[:: 2 if _has_shortcuts(arch) else 1]:  # each meets the gaps that the one before left
+    for layer in arch.layers[:: 2 if has_shortcuts(arch) else 1]:  # each meets the gaps that the one before left
         start = layout.begin("hidden"), layer
         if start in ends:
             layout.move("hidden", ends[start])
@@ -130,13 +131,8 @@ def _has_shared_blocks(arch: ModelArch) -> bool:
     return any(mixer.shared is not None for mixer in arch.plain_attentions)
 
 
-def _has_shortcuts(arch: ModelArch) -> bool:
-    """Whether two layers at a time share a mixture of experts (`models/longcat_flash.py`)."""
-    return any(mlp.beside is not None and not mlp.beside.has_router_scale for mlp in arch.mlps)
-
-
 def _rule_of(arch: ModelArch, layer: LayerSpec) -> Callable[[_Layout, ModelArch, LayerSpec], None]:
-    if _has_shortcuts(arch):
+    if has_shortcuts(arch):
         return _shortcut_layer
     if any(isinstance(mixer, AttentionSpec) and mixer.shared is not None for mixer in layer.mixers):
         return _shared_layer
@@ -564,70 +560,3 @@ def _join(layout: _Layout, arch: ModelArch, norm: str | None, piece: str) -> Non
         layout.take("joined", arch.hidden_size)
         layout.free(piece)
         layout.rename("joined", piece)
-
-
-def _reference_bytes(arch: ModelArch, item: int) -> int:
-    """Bytes for each token: the reference computes in float32 and rounds what it returns."""
-    size, (heads, qkv) = arch.hidden_size, _widest_heads(arch)
-    recurrent = max(
-        (
-            item * (2 * size + _scanned_features(mixer) + mixer.inner_size) + 4 * mixer.in_features
-            for mixer in arch.recurrences
-        ),
-        default=0,
-    )
-    latent = max((_reference_latent_bytes(arch, item, mixer) for mixer in _latent_mixers(arch)), default=0)
-    beside = item * size * any(len(layer.mixers) > 1 for layer in arch.layers)
-    more = size * (arch.is_parallel or arch.norms.post_mlp is not None or arch.scales.residual != 1.0)
-    more += 2 * size * (arch.scales.joins is not None)
-    inner = arch.widest_mlp
-    attention = item * (2 * size + qkv + 2 * heads) + 4 * (qkv + 2 * heads)
-    mlp = item * (4 * size + more + inner) + 4 * (size + 4 * inner)
-    if arch.streams is not None:
-        beside += item * 4 * arch.streams.count * size
-    if arch.layer_embeddings is not None:
-        beside += item * 4 * arch.num_layers * arch.layer_embeddings.size
-    if any(layer.beside for layer in arch.mlps):
-        mlp += item * 4 * size
-    if _has_shortcuts(arch):
-        beside += item * 2 * size
-    if arch.streams is not None or arch.layer_embeddings is not None:
-        mlp += beside
-    return max(beside + max(attention, recurrent, latent), mlp)
-
-
-def _scanned_features(mixer: RecurrentSpec) -> int:
-    """What all products before a scan give it."""
-    if isinstance(mixer, GatedDeltaSpec) and mixer.rank is not None:
-        return mixer.in_features + mixer.inner_size + mixer.num_times
-    return mixer.in_features
-
-
-def _widest_heads(arch: ModelArch) -> tuple[int, int]:
-    """Features of queries, and of queries, keys and values, of the widest attention."""
-    heads = arch.num_heads * arch.head_size
-    widths = [(heads, heads + 2 * arch.num_kv_heads * arch.head_size)]
-    widths += [(own.query_size, own.query_size + 2 * own.kv_size) for own in (m.heads for m in arch.plain_attentions)]
-    return max(width for width, _ in widths), max(width for _, width in widths)
-
-
-def _latent_mixers(arch: ModelArch) -> set[LatentAttentionSpec]:
-    return {mixer for mixer in arch.attentions if isinstance(mixer, LatentAttentionSpec)}
-
-
-def _reference_latent_bytes(arch: ModelArch, item: int, mixer: LatentAttentionSpec) -> int:
-    """While queries are taken to the latents, or values from them; the products of all heads stand there twice."""
-    heads, size, latent = arch.num_heads, 2 * arch.hidden_size, mixer.latent_size
-    before = heads * (2 * mixer.nope_size + mixer.rope_size + latent) + 4 * latent + 2 * mixer.rope_size
-    joined = max(heads * latent, (heads + 2) * arch.head_size)
-    behind = heads * (arch.head_size + latent + 2 * mixer.value_size)
-    chosen = _reference_index_bytes(item, mixer) if mixer.indexer else 0
-    return item * (size + max(before + joined, behind)) + 12 * max(latent, mixer.nope_size, mixer.value_size) + chosen
-
-
-def _reference_index_bytes(item: int, mixer: LatentAttentionSpec) -> int:
-    """Low-rank queries, and the indexer's, before and behind the rotation; its keys, weights and choice."""
-    assert mixer.indexer is not None
-    assert mixer.query_rank is not None
-    heads, size = mixer.indexer.num_heads, mixer.indexer.head_size
-    return item * (mixer.query_rank + 2 * (heads + 1) * size) + 4 * (heads + 1) * size + 4 * mixer.indexer.num_selected

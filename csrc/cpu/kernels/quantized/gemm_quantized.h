@@ -119,7 +119,8 @@ void quantize_row(const QuantizedRows<Format::kGroup>& out, const T* x, int64_t 
       const int32_t total = round_group(out, row, in + first - begin, first, last, stop, inverse);
       groups[first / kGroup] = {scale, scale == scale ? total : 0};
     }
-    if constexpr (Format::kNested && Format::kBias == 0) join_sums(groups + begin / kGroup, kRounded / kGroup);
+    if constexpr (Format::kNested)
+      if constexpr (Format::kKinds == 2) join_sums(groups + begin / kGroup, kRounded / kGroup);
   }
 }
 

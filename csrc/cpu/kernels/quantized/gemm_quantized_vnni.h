@@ -155,7 +155,7 @@ struct VnniPanel {
       });
     }
     each<kVectors>([&](auto v) __attribute__((always_inline)) {
-      NestedBlock<Format>::template worth<R>(
+      NestedBlock<Format>::template scale_sums<R>(
           block, v, of, x.groups, [&](auto r) __attribute__((always_inline)) { return integers[r][v]; },
           [&](auto r, vf value) __attribute__((always_inline)) {
             float* own = total + r * kPanel + v * W;

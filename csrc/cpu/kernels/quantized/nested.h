@@ -50,10 +50,11 @@ struct NestedBlock {
   // The second codes of two groups.
   vi least_of(int64_t pair, int v) const { return two_in_one(codes_of(2 * pair, 1, v), codes_of(2 * pair + 1, 1, v)); }
 
-  // What R rows get of the block: take(r, value), which their scale multiplies. of: the block's first group of the first
-  // row, `stride` before that of the next; sums_of(r): integers times codes. Two kinds: scales * sums - least * inputs.
+  // Scale a block's sums of R rows: scale * sums, with two kinds less least * inputs. Calls take(r, value), who multiplies
+  // by the row's own scale. sums_of(r): integers times codes. of: the block's first group of the first row; the next row's
+  // is `stride` further on.
   template <int R, class SumsOf, class Take>
-  QR_INLINE void worth(const NestedBlock& block, int v, const RowGroup* of, int64_t stride, const SumsOf& sums_of,
+  QR_INLINE void scale_sums(const NestedBlock& block, int v, const RowGroup* of, int64_t stride, const SumsOf& sums_of,
                        const Take& take) {
     const vf scale = load(block.halves + v * W);
     if constexpr (Format::kKinds == 1) {
@@ -115,7 +116,7 @@ QR_INLINE void end_group(const GemmArgs& g, int64_t panel, int64_t groups, int64
     const NestedBlock<Format> block(g, panel, groups, index);
     const RowGroup* own = of + index * int64_t(kGroups);
     each<kVectors>([&](auto v) __attribute__((always_inline)) {
-      NestedBlock<Format>::template worth<R>(
+      NestedBlock<Format>::template scale_sums<R>(
           block, v, own, groups, [&](auto r) __attribute__((always_inline)) { return total_at(r, v).block; },
           [&](auto r, vf value) __attribute__((always_inline)) {
             NestedTotal& total = total_at(r, v);

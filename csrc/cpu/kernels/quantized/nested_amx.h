@@ -140,8 +140,8 @@ struct AmxNestedMicro : QuantizedMicro<Format> {
       if constexpr (kPairs > 0) least = mul(load(block.halves + kPanel + v * W), set1(-1.0f));
       each<kPairs>([&](auto pair) __attribute__((always_inline)) { least_codes[pair] = block.least_of(pair, v); });
     }
-    // The operations of NestedBlock::worth.
-    __attribute__((always_inline)) vf worth(vi integers, const RowGroup* of) const {
+    // The operations of NestedBlock::scale_sums.
+    __attribute__((always_inline)) vf scaled(vi integers, const RowGroup* of) const {
       const vf value = mul(floats(integers), scale);
       if constexpr (kPairs == 0) return value;
       vi inputs[2] = {none(), none()};
@@ -160,7 +160,7 @@ struct AmxNestedMicro : QuantizedMicro<Format> {
     const RowGroup* of = x.row_groups + row * x.groups + index / 2 * Format::kGroups;
     for (int64_t r = 0; r < rows; ++r, of += x.groups, sums += kPanel) {
       const vi high = _mm512_slli_epi32(_mm512_load_si512(highs + r * W), Planes::kHighShift);
-      const vf value = own.worth(qr::add(_mm512_load_si512(lows + r * W), high), of);
+      const vf value = own.scaled(qr::add(_mm512_load_si512(lows + r * W), high), of);
       store(sums, fma(value, set1(of->scale), load(sums)));
     }
   }
