@@ -11,6 +11,7 @@
 
 #if defined(__linux__)
 #include <linux/futex.h>
+#include <sched.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -32,6 +33,15 @@ inline void pause_cpu() {
   asm volatile("isb" ::: "memory");  // takes about as long as x86's pause; yield does nothing on most
 #else
   __builtin_ia32_pause();
+#endif
+}
+
+// The logical CPU that this thread is on at the moment; -1 where the system does not say.
+inline int32_t this_cpu() {
+#if defined(__linux__)
+  return sched_getcpu();
+#else
+  return -1;
 #endif
 }
 

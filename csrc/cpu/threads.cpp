@@ -18,14 +18,15 @@ namespace {
 constexpr int64_t kWorkerSpinNs = 100'000;
 constexpr int64_t kCallerSpinNs = 30'000;
 
-// Spin until done() or the time is up; tells which.
-template <class Done>
-bool spin(int64_t limit_ns, const Done& done) {
+// Spin until done(), in_vain() or the time is up; tells whether done.
+template <class Done, class InVain>
+bool spin(int64_t limit_ns, const Done& done, const InVain& in_vain) {
   int64_t deadline = 0;
   for (int turn = 0;; ++turn) {
     if (done()) return true;
     pause_cpu();
     if ((turn & 15) == 15) {
+      if (in_vain()) return false;
       int64_t now = now_ns();
       if (deadline == 0) deadline = now + limit_ns;
       if (now >= deadline) return false;
@@ -52,6 +53,10 @@ struct Pool {
   alignas(64) std::atomic<uint64_t> ticket{0};
   alignas(64) std::atomic<uint32_t> epoch{0};  // what sleeping workers wait for
   std::atomic<uint32_t> sleepers{0};
+  // Where others compute, too, a worker can find itself on the caller's core. Then whoever spins keeps the other from
+  // what it is spinning for, so both sleep at once.
+  std::atomic<int32_t> caller_cpu{-1};
+  std::atomic<bool> shares_cpu{false};
   alignas(64) std::atomic<uint32_t> done{0};  // what the caller waits for
   std::atomic<bool> caller_sleeps{false};
   alignas(64) PieceFn piece = nullptr;
@@ -86,12 +91,15 @@ struct Pool {
     context = argument;
     num_pieces.store(uint32_t(count), std::memory_order_release);
     done.store(0);
+    caller_cpu.store(this_cpu(), std::memory_order_relaxed);
+    shares_cpu.store(false, std::memory_order_relaxed);
     ticket.store(uint64_t(mine) << 32, std::memory_order_release);
     epoch.store(mine);
     if (sleepers.load() != 0) wake_all(epoch);
     work(mine);
     const uint32_t all = uint32_t(count);
-    if (spin(kCallerSpinNs, [&] { return done.load(std::memory_order_acquire) == all; })) return;
+    auto ended = [&] { return done.load(std::memory_order_acquire) == all; };
+    if (spin(kCallerSpinNs, ended, [&] { return shares_cpu.load(std::memory_order_relaxed); })) return;
     // Sleep rather than spin: the core goes to whoever holds the last piece, if it was waiting for one.
     caller_sleeps.store(true);
     for (uint32_t seen = done.load(); seen != all; seen = done.load()) wait_while(done, seen);
@@ -102,14 +110,20 @@ struct Pool {
     uint32_t seen = 0;
     for (;;) {
       auto changed = [&] { return epoch.load(std::memory_order_acquire) != seen; };
-      if (!spin(kWorkerSpinNs, changed)) {
+      if (!spin(kWorkerSpinNs, changed, [&] { return is_on_callers_cpu(); })) {
         sleepers.fetch_add(1);
         while (epoch.load() == seen) wait_while(epoch, seen);
         sleepers.fetch_sub(1);
       }
       seen = epoch.load(std::memory_order_acquire);
+      if (is_on_callers_cpu()) shares_cpu.store(true, std::memory_order_relaxed);
       work(seen);
     }
+  }
+
+  bool is_on_callers_cpu() const {
+    const int32_t cpu = this_cpu();
+    return cpu >= 0 && cpu == caller_cpu.load(std::memory_order_relaxed);
   }
 
   static void* enter(void* self) {

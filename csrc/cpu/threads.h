@@ -7,6 +7,9 @@
 // Threads are not pinned. When a neighbour takes a core, the caller runs out of pieces, sleeps for the last one, and
 // the scheduler moves the thread that holds it to the core just freed; pinned, it would wait for its time slice.
 // Measured with bf16 streaming on two cores, one taken at a higher priority: two threads keep the rate of one alone.
+//
+// A worker that finds itself on the caller's core does not spin, nor does the caller: each would keep the other from
+// what it spins for, 100 us in every op (benchmarks/cpu.md, "Threads that meet on one core").
 #pragma once
 
 #include <cstdint>

@@ -1,3 +1,4 @@
+#include <sched.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -90,3 +91,19 @@ TEST(each_thread_has_its_own_number_of_threads) {
   CHECK(qr_num_threads() == 2);
   qr_init(qr_isa_in_use(), 2);
 }
+
+#if defined(__linux__)
+TEST(jobs_end_where_all_threads_share_a_core) {
+  cpu_set_t before, one;
+  CHECK(sched_getaffinity(0, sizeof before, &before) == 0);
+  CPU_ZERO(&one);
+  CPU_SET(sched_getcpu(), &one);
+  std::thread([&] {  // workers inherit the core of whoever starts the pool
+    CHECK(sched_setaffinity(0, sizeof one, &one) == 0);
+    qr_set_num_threads(4);
+    for (int turn = 0; turn < 2000; ++turn) CHECK(run_job(1 + turn % 40) == (1 + turn % 40) * (2 + turn % 40) / 2);
+    CHECK(sched_setaffinity(0, sizeof before, &before) == 0);
+    for (int turn = 0; turn < 2000; ++turn) CHECK(run_job(30) == 465);
+  }).join();
+}
+#endif
