@@ -20,7 +20,7 @@ extern "C" {
 #endif
 
 #define QR_API __attribute__((visibility("default")))
-#define QR_ABI_VERSION 14
+#define QR_ABI_VERSION 15
 
 enum {
   QR_OK = 0,
@@ -81,6 +81,11 @@ QR_API int32_t qr_num_threads(void);
 
 /* Run num_pieces calls of piece(context, index) on the pool and return when all are done. For tests. */
 QR_API int32_t qr_parallel(int64_t num_pieces, void (*piece)(void* context, int64_t index), void* context);
+
+/* Have the calling thread sleep for a moment in each millisecond from now until it ends, so that threads which wait for
+ * its core need not wait for the end of its time slice: for work beside the model. It uses a timer and a real-time
+ * signal of the thread. QR_EUNSUPPORTED where there are none, or the process uses that signal. */
+QR_API int32_t qr_compute_in_bursts(void);
 
 /* Sum of `bytes` bytes (a multiple of 256) read as fast as the pool can: the yardstick of benchmarks. */
 QR_API int32_t qr_read_bandwidth(const void* data, int64_t bytes, uint64_t* sum);

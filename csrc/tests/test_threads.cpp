@@ -1,4 +1,6 @@
 #include <sched.h>
+#include <signal.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -93,6 +95,43 @@ TEST(each_thread_has_its_own_number_of_threads) {
 }
 
 #if defined(__linux__)
+TEST(a_thread_in_bursts_leaves_its_core_again_and_again) {
+  long sleeps[2] = {};
+  for (bool in_bursts : {false, true}) {
+    std::thread([&] {
+      if (in_bursts) CHECK(qr_compute_in_bursts() == QR_OK && qr_compute_in_bursts() == QR_OK);
+      rusage before, after;
+      getrusage(RUSAGE_THREAD, &before);
+      auto used = [&] {
+        getrusage(RUSAGE_THREAD, &after);
+        return (after.ru_utime.tv_sec - before.ru_utime.tv_sec) * 1'000'000 + after.ru_utime.tv_usec - before.ru_utime.tv_usec;
+      };
+      while (used() < 50'000) run_job(1);
+      sleeps[in_bursts] = after.ru_nvcsw - before.ru_nvcsw;
+    }).join();
+  }
+  CHECK(sleeps[0] < 10 && sleeps[1] > 25, "%ld and %ld sleeps", sleeps[0], sleeps[1]);
+}
+
+TEST(threads_in_bursts_leave_no_timers_behind) {
+  rlimit before;
+  getrlimit(RLIMIT_SIGPENDING, &before);
+  rlimit few{200, before.rlim_max};  // of signals and timers
+  setrlimit(RLIMIT_SIGPENDING, &few);
+  for (int turn = 0; turn < 1000; ++turn) std::thread([] { CHECK(qr_compute_in_bursts() == QR_OK); }).join();
+  setrlimit(RLIMIT_SIGPENDING, &before);
+}
+
+TEST(a_signal_that_the_process_uses_is_left_alone) {
+  const int number = SIGRTMIN + 7;
+  struct sigaction before {};
+  struct sigaction own {};
+  own.sa_handler = [](int) {};
+  sigaction(number, &own, &before);
+  std::thread([] { CHECK(qr_compute_in_bursts() == QR_EUNSUPPORTED); }).join();
+  sigaction(number, &before, nullptr);
+}
+
 TEST(jobs_end_where_all_threads_share_a_core) {
   cpu_set_t before, one;
   CHECK(sched_getaffinity(0, sizeof before, &before) == 0);

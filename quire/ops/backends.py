@@ -18,7 +18,7 @@ IMPLEMENTATIONS = MappingProxyType(
     {"reference": "quire.ops.reference", "cpu": "quire.ops.cpu", "triton": "quire.ops.triton"}
 )
 """name -> package. Its `OPS` maps op names to callables. It may have `set_num_threads`, for kernels with threads of
-their own, and `ops_on`, which gives the ops for a device."""
+their own, `compute_in_bursts`, for threads beside them, and `ops_on`, which gives the ops for a device."""
 ON_CPU = ("reference", "cpu")
 """Those that compute on a CPU."""
 REFUSED = MappingProxyType(
@@ -32,7 +32,7 @@ OPS = tuple(
     name
     for part in Ops.__mro__[:-1]
     for name, member in vars(part).items()
-    if callable(member) and name[0] != "_" and name not in ("use_this_thread", "on_device")
+    if callable(member) and name[0] != "_" and name not in ("use_this_thread", "give_way", "on_device")
 )
 """The name of each op."""
 
@@ -66,6 +66,8 @@ def ops_of(name: str, *, num_threads: int | None = None, device: str = "cpu", ba
     """
     missing = {op: partial(_refuse, op, name) for op in REFUSED.get(name, ())}
     table = implementation_of(name, device, batch_invariant=batch_invariant) | missing
-    set_num_threads = getattr(importlib.import_module(IMPLEMENTATIONS[name]), "set_num_threads", None)
+    package = importlib.import_module(IMPLEMENTATIONS[name])
+    set_num_threads = getattr(package, "set_num_threads", None)
     prepare = partial(set_num_threads, num_threads) if set_num_threads is not None and num_threads else None
-    return Ops(name, table, device=device, prepare_thread=prepare)
+    in_bursts = getattr(package, "compute_in_bursts", None)
+    return Ops(name, table, device=device, prepare_thread=prepare, compute_in_bursts=in_bursts)

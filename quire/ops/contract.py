@@ -18,6 +18,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, cast
 
 from quire.ops.recurrent_contract import RecurrentOps
+from quire.utils.threads import give_way
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -51,6 +52,7 @@ class Ops(RecurrentOps):
         *,
         device: str = "cpu",
         prepare_thread: Callable[[], None] | None = None,
+        compute_in_bursts: Callable[[], None] | None = None,
     ) -> None:
         """`table` has a callable for each method below; see `backends.ops_of`."""
         self.name = name
@@ -59,11 +61,21 @@ class Ops(RecurrentOps):
         """Of the tensors that ops take and give, as torch spells it."""
         self._table = table
         self._prepare_thread = prepare_thread
+        self._compute_in_bursts = compute_in_bursts
 
     def use_this_thread(self) -> None:
         """Have the calling thread compute as this engine is configured, whoever computed on it before."""
         if self._prepare_thread is not None:
             self._prepare_thread()
+
+    def give_way(self) -> None:
+        """Have the calling thread compute only where a core is nearly free, and in bursts, until it ends.
+
+        See `quire.utils.threads.give_way` on when to call it.
+        """
+        give_way()
+        if self._compute_in_bursts is not None:
+            self._compute_in_bursts()
 
     def on_device(self, host: Tensor) -> Tensor:
         """A tensor of the host where ops read it, which may be where it is."""

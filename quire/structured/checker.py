@@ -23,7 +23,6 @@ from quire.structured.params import StructuredOutputsParams
 from quire.utils.cancellation import check_cancelled
 from quire.utils.threads import start_essential
 
-MODULE = "quire.structured.checker_process"
 MAX_KEPT = 256
 """Verdicts that are remembered."""
 MAX_KEPT_CHARACTERS = 1 << 24
@@ -39,9 +38,9 @@ READ_BYTES = 1 << 18
 class _Process:
     """One checker process. Verdicts arrive in a thread."""
 
-    def __init__(self, start: Start) -> None:
+    def __init__(self, module: str, start: Start) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", MODULE],
+            [sys.executable, "-m", module],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             process_group=0,
@@ -120,8 +119,12 @@ def _patiently(verdict: Future[Verdict]) -> Verdict:
 class GrammarChecker:
     """Turns what requests ask for into grammars. Safe to use from several threads."""
 
-    def __init__(self, vocabulary: Callable[[], Vocabulary], backend: str = "llguidance") -> None:
-        """`vocabulary` is asked once, before the first check. Starts no process yet."""
+    def __init__(self, vocabulary: Callable[[], Vocabulary], backend: str = "llguidance", *, module: str) -> None:
+        """`vocabulary` is asked once, before the first check. Starts no process yet.
+
+        `module`: run as a program, it is `checker_process.serve`.
+        """
+        self._module = module
         self._make_vocabulary = vocabulary
         self._backend = backend
         self._vocabulary: Vocabulary | None = None
@@ -176,7 +179,7 @@ class GrammarChecker:
             process, ended = self._process, None
             if process is None or not process.is_alive:
                 ended = process
-                process = self._process = _Process(Start(vocabulary=vocabulary, backend=self._backend))
+                process = self._process = _Process(self._module, Start(vocabulary=vocabulary, backend=self._backend))
         if ended is not None:
             ended.close()
         return _patiently(process.check(params))

@@ -1,4 +1,4 @@
-"""`python -m quire.structured.checker_process`: finds out whether grammars can be used, each in a child of its own.
+"""`CheckerProcess` and `serve`: find out whether grammars can be used, each in a child of its own.
 
 A grammar may make the library run for ever, take all memory, or end the process. So every check runs in a fork of this
 process with limits on time and memory. The fork has the library and the vocabulary already, and costs a millisecond.
@@ -16,6 +16,7 @@ import signal
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import msgspec
@@ -62,9 +63,11 @@ class _Child:
 class CheckerProcess:
     """Reads checks, runs each in a child, and writes verdicts."""
 
-    def __init__(self, source: int, sink: int) -> None:
+    def __init__(self, source: int, sink: int, give_way: Callable[[], None]) -> None:
+        """`give_way` is called in the thread of each check."""
         self._source = source
         self._sink = sink
+        self._give_way = give_way
         self._frames = Frames()
         self._waiting: deque[Check] = deque()
         self._children: dict[int, _Child] = {}
@@ -137,8 +140,12 @@ class CheckerProcess:
         with contextlib.suppress(BaseException):
             _limit()
             threading.stack_size(STACK_BYTES)
-            start_essential("check", lambda: _write(pipe, self._verdict(params))).join()
+            start_essential("check", lambda: self._answer(params, pipe)).join()
         os._exit(0)
+
+    def _answer(self, params: StructuredOutputsParams, pipe: int) -> None:
+        self._give_way()
+        _write(pipe, self._verdict(params))
 
     def _verdict(self, params: StructuredOutputsParams) -> Verdict:
         try:
@@ -266,16 +273,15 @@ def _write(sink: int, message: object, *, framed: bool = False) -> None:
         data = data[os.write(sink, data) :]
 
 
-def main() -> None:
-    """Entry point. Checks come on standard input and verdicts go to standard output; it ends with its input."""
+def serve(give_way: Callable[[], None]) -> None:
+    """Be the process that checks. Checks come on standard input, verdicts go to standard output; its input ends it.
+
+    `give_way` has the thread that calls it leave its core to others often. Every check calls it.
+    """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     with contextlib.suppress(OSError):
         os.nice(NICENESS)
     sink = os.dup(1)
     os.dup2(2, 1)
-    CheckerProcess(0, sink).run()
-
-
-if __name__ == "__main__":
-    main()
+    CheckerProcess(0, sink, give_way).run()

@@ -14,13 +14,15 @@ log = get_logger(__name__)
 
 THREAD_FAILED_STATUS = 70
 """Exit status of a process that an essential thread has ended."""
-BACKGROUND_NICENESS = 15
-"""3 % of a core that others use. Not SCHED_IDLE: such a thread got the interpreter's lock and then no core for 5.5 s,
+BACKGROUND_NICENESS = 10
+"""10 % of a core that others use. Not SCHED_IDLE: such a thread got the interpreter's lock and then no core for 5.5 s,
 while other processes used all of them, and nobody else could run (benchmarks/structured.md)."""
 
 
 def give_way() -> None:
     """Have the calling thread compute only where a core is nearly free, for good: no thread may raise itself again.
+
+    Threads that have ops call `Ops.give_way`, which does more.
 
     Call it just before native code that releases the interpreter's lock, and do little after it: while this thread has
     the lock, the others of the process wait for it.

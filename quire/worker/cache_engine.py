@@ -15,7 +15,7 @@ from quire.messages.kv_tiers import PageMove
 from quire.messages.step import SchedulerOutputs
 from quire.ops.contract import Ops
 from quire.sampling.torch_mode import torch_mode
-from quire.utils.threads import give_way, start_essential
+from quire.utils.threads import start_essential
 from quire.worker.kv_store import Page, PageStore, digest_of
 
 BLOCKS_AT_ONCE = 16
@@ -173,7 +173,7 @@ class CacheEngine:
             self._thread = start_essential("kv-ahead", self._touch)
 
     def _touch(self) -> None:
-        give_way()
+        self._ops.give_way()
         while self._touched < self._wanted:
             begin, end = self._touched, min(self._touched + BLOCKS_AT_ONCE, self._wanted)
             for part in self.parts:

@@ -27,9 +27,10 @@ _Job = Callable[[], None]
 class Grammars:
     """Compiled grammars by content."""
 
-    def __init__(self, num_threads: int = 1) -> None:
-        """`num_threads` compute the masks of a step."""
+    def __init__(self, num_threads: int = 1, give_way: Callable[[], None] = give_way) -> None:
+        """`num_threads` compute the masks of a step. `give_way` has the calling thread compute beside the model."""
         self._num_threads = num_threads
+        self._give_way = give_way
         self.backend: GatedBackend | None = None
         """None before there was a vocabulary."""
         self._vocabulary: Vocabulary | None = None
@@ -85,11 +86,32 @@ class Grammars:
                 opened = open_backend(grammar.backend, self._vocabulary, self._num_threads)
                 self.backend = GatedBackend(opened, self._vocabulary)
             if root is None or grammar.gate is None:
-                done.set_result(_beside(self.backend.compile, grammar))
+                done.set_result(self._beside(self.backend.compile, grammar))
             else:
                 done.set_result(self.backend.gated(grammar.gate, root.result()))
         except BaseException as error:
             done.set_exception(error)
+
+    def _beside(self, compile_: Callable[[Grammar], Matcher], grammar: Grammar) -> Matcher:
+        """Compile in a thread that gives way.
+
+        Raises: what `compile_` raises.
+        """
+        done: Future[Matcher] = Future()
+
+        def work() -> None:
+            self._give_way()
+            try:
+                done.set_result(compile_(grammar))
+            except BaseException as error:  # the library's panics are no Exceptions
+                done.set_exception(error)
+
+        before = threading.stack_size(STACK_BYTES)
+        try:
+            start_essential("quire-compile", work).join()
+        finally:
+            threading.stack_size(before)
+        return done.result()
 
     def _put(self, job: _Job) -> None:
         if self._thread is None:
@@ -99,25 +121,3 @@ class Grammars:
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
             job()
-
-
-def _beside(compile_: Callable[[Grammar], Matcher], grammar: Grammar) -> Matcher:
-    """Compile in a thread that gives way.
-
-    Raises: what `compile_` raises.
-    """
-    done: Future[Matcher] = Future()
-
-    def work() -> None:
-        give_way()
-        try:
-            done.set_result(compile_(grammar))
-        except BaseException as error:  # the library's panics are no Exceptions
-            done.set_exception(error)
-
-    before = threading.stack_size(STACK_BYTES)
-    try:
-        start_essential("quire-compile", work).join()
-    finally:
-        threading.stack_size(before)
-    return done.result()

@@ -59,7 +59,7 @@ class ModelRunner:
         self.leaves_tokens = leaves_tokens
         layout = cache.layout
         has_free_core = num_threads < len(allowed_cpus())
-        self.grammars = Grammars(1 if has_free_core else num_threads)
+        self.grammars = Grammars(1 if has_free_core else num_threads, ops.give_way)
         self._masking = ThreadPoolExecutor(1, "quire-masks") if has_free_core else None
         """Computes masks beside the model. Where it would take a core from the model, which waits for the slowest of
         its threads, masks come after it."""

@@ -1,15 +1,18 @@
 """Choice of instruction set, the thread pool seen from Python, and bits that must not follow the number of threads."""
 
 import os
+import resource
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 
 import pytest
 import torch
 
 from quire.errors import ConfigError
+from quire.ops.backends import ops_of
 from quire.ops.cpu import library
 
 if not library.available():
@@ -183,3 +186,25 @@ def test_engines_with_different_numbers_of_threads_do_not_meet() -> None:
         "[t.start() for t in threads]; [t.join() for t in threads]; print(len(seen), all(seen))"
     )
     assert in_child(code).splitlines()[-1] == "39 True"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="bursts need timers of threads")
+def test_a_thread_that_gives_way_leaves_its_core_often() -> None:
+    def sleeps(prepare: Callable[[], None]) -> int:
+        found = []
+
+        def run() -> None:
+            prepare()
+            began, before = time.thread_time(), resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
+            while time.thread_time() < began + 0.05:
+                pass
+            found.append(resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw - before)
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        thread.join()  # nobody else wants the interpreter's lock
+        return found[0]
+
+    assert sleeps(lambda: None) < 10
+    assert sleeps(ops_of("cpu").give_way) > 25
+    assert sleeps(lambda: None) < 10

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from quire.engine.front.input_processor import CHECKER
 from quire.structured.checker import GrammarChecker
 from quire.structured.grammar import Vocabulary
 
@@ -15,6 +16,6 @@ VOCABULARY = Vocabulary(tokens=TOKENS, special_ids=frozenset({0, len(TOKENS) - 2
 
 @pytest.fixture(scope="module")
 def checker() -> Iterator[GrammarChecker]:
-    made = GrammarChecker(lambda: VOCABULARY)
+    made = GrammarChecker(lambda: VOCABULARY, module=CHECKER)
     yield made
     made.close()

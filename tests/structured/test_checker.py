@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from quire.engine.front.input_processor import CHECKER
 from quire.errors import EngineUnavailable, InvalidParameter, RequestError
 from quire.structured.checker import GrammarChecker
 from quire.structured.checker_process import MAX_WALL_S, WALL_S, CheckerProcess, _Child
@@ -79,7 +80,7 @@ def test_poison_is_answered_soon_and_with_its_reason(checker: GrammarChecker, na
 
 def test_a_check_that_gets_no_processor_goes_on_for_a_while() -> None:
     (source, sink), (pipe, written) = os.pipe(), os.pipe()
-    process = CheckerProcess(source, sink)
+    process = CheckerProcess(source, sink, lambda: None)
     idle = os.posix_spawn("/bin/sleep", ["sleep", "60"], {})
     child = _Child(check_id=7, pid=idle, pipe=pipe, until=0.0, given_up_at=MAX_WALL_S)
     process._children[pipe] = child
@@ -123,7 +124,7 @@ def test_a_process_that_was_killed_is_replaced(checker: GrammarChecker) -> None:
 
 
 def test_a_closed_checker_says_so() -> None:
-    checker = GrammarChecker(lambda: pytest.fail("nothing was asked"))  # type: ignore[arg-type]
+    checker = GrammarChecker(lambda: pytest.fail("nothing was asked"), module=CHECKER)  # type: ignore[arg-type]
     checker.close()
     checker.close()
 

@@ -24,6 +24,8 @@ from quire.utils.lazy import nearest
 from quire.utils.unicode import check_unicode
 
 PROMPT_KEYS = ("prompt", "prompt_token_ids", "cache_salt")
+CHECKER = "quire.engine.front.checker"
+"""Run as a program, it checks grammars."""
 MAX_CACHE_SALT = 128
 MAX_REQUEST_ID = 512
 MAX_BEAM_CANDIDATES = 1 << 22
@@ -58,7 +60,7 @@ class InputProcessor:
         first = [] if tokenizer is None else [token_id for token_id in known if token_id == tokenizer.eos_token_id]
         self._eos_token_ids = tuple(dict.fromkeys([*first, *known]))
         """The tokenizer's own comes first: it ends an output without a stop reason, as in vLLM."""
-        self.grammars = GrammarChecker(self._vocabulary, config.decoding_config.backend)
+        self.grammars = GrammarChecker(self._vocabulary, config.decoding_config.backend, module=CHECKER)
         """What requests ask for with structured_outputs, checked in a process of its own."""
         self.thinking: Thinking | None = None
         """How the model marks its thinking, for requests with thinking_token_budget that do not say it."""

@@ -24,6 +24,11 @@ def __getattr__(name: str) -> Any:
     return importlib.import_module("quire.ops.cpu.bindings").OPS
 
 
+def compute_in_bursts() -> None:
+    """See `library.compute_in_bursts`."""
+    library.compute_in_bursts()
+
+
 def set_num_threads(count: int) -> None:
     """Threads that kernels use which this thread calls, itself included."""
     library.set_num_threads(count)

@@ -18,7 +18,7 @@ from quire import envs
 from quire.errors import ConfigError, EngineError
 from quire.platforms.cores import usable_cores
 
-ABI_VERSION: Final = 14
+ABI_VERSION: Final = 15
 FILE_NAME: Final = "libquire_cpu.so"
 BUILT_FOR: Final = (("Linux", "x86_64"), ("Linux", "aarch64"))
 """System and processor, as `platform` and CMakeLists.txt name them."""
@@ -47,6 +47,7 @@ SIGNATURES: Final[dict[str, tuple[Any, ...]]] = {
     "qr_num_threads": (I32,),
     "qr_set_num_threads": (I32, I32),
     "qr_parallel": (I32, I64, PTR, PTR),
+    "qr_compute_in_bursts": (I32,),
     "qr_read_bandwidth": (I32, PTR, I64, ctypes.POINTER(c_uint64)),
     "qr_packed_bytes": (I64, I32, I64, I64),
     "qr_pack_linear": (I32, PTR, I32, I64, I64, PTR, I32, I64, I64, I64),
@@ -271,6 +272,15 @@ def num_threads() -> int:
 def set_num_threads(count: int) -> None:
     """Change it for this thread alone: other engines of the process keep theirs."""
     check(load().qr_set_num_threads(count))
+
+
+def compute_in_bursts() -> None:
+    """Have this thread leave its core for a moment in each millisecond until it ends, so that nobody who waits for the
+    core waits longer. Without the kernels, or elsewhere than on Linux, it does nothing.
+    """
+    library = _open()
+    if not isinstance(library, str):
+        library.qr_compute_in_bursts()
 
 
 def check(status: int) -> None:
