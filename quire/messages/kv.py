@@ -36,10 +36,21 @@ class PageSpec:
     """Tokens per block."""
     slot_multiple: int = 1
     """Pages have room for a multiple of so many tokens; see `SLOT_MULTIPLES`."""
+    rate: int | None = None
+    """Of compressed attention, whose pages are rows one behind the other in every implementation: tokens that share a
+    row, half of which lies with the keys and half with the values. None for keys and values as ops lay them out."""
+
+    @property
+    def num_slots(self) -> int:
+        """Of a block, each for a token, or for the tokens that share one."""
+        return self.block_size // (self.rate or 1)
 
     @property
     def num_elements(self) -> int:
-        """Elements of one head's keys (or values) in a block, padding included; a multiple of `block_size`."""
+        """Elements of one head's keys (or values) in a block, padding included; a multiple of `block_size`, unless
+        tokens share slots."""
+        if self.rate is not None:
+            return round_up(self.num_slots * self.head_size, 8)
         slot = self.head_size + (4 if self.dtype in SCALED_DTYPES else 0)
         num_slots = round_up(self.block_size, self.slot_multiple)
         if num_slots == self.block_size:
