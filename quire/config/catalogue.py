@@ -154,6 +154,8 @@ def _kind(architecture: str, spec: FamilySpec) -> FamilyKind | None:
     """Of a model of common sizes that leaves all else at the family's defaults."""
     if spec.recurrent is not no_recurrence:
         return FamilyKind.RECURRENT
+    if spec.compressed is not None:
+        return FamilyKind.COMPRESSED
     for sample in (SAMPLE, {**SAMPLE, "num_key_value_heads": 1}):  # some families have more of them in some layers
         raw = {"model_type": architecture, "architectures": [architecture], **sample}
         try:

@@ -48,13 +48,19 @@ def caches_of(layout: KVLayout, parts: Sequence[Tensor]) -> list[Tensor]:
     """The blocks of each layer; those of a recurrent one as the states that lie there."""
     caches = []
     for layer, place in sorted(layout.place_of_layer.items()):
-        page, cache = layout.groups[layout.group_of_layer[layer]].spec.page, parts[place.part]
+        page, cache = _page_of(layout, layer), parts[place.part]
         if isinstance(page, StatePage):
             cache = cache.view(torch.uint8).view(2, cache.shape[1], -1).view(torch.float32)
         elif layout.is_mixed or page.rate is not None:
             cache = _blocks_within(cache, page, place.first_byte)
         caches.append(cache)
     return caches
+
+
+def _page_of(layout: KVLayout, layer: int) -> PageSpec | StatePage:
+    """A block of a layer, or of the one that it reads."""
+    kept = dict(layout.reads).get(layer, layer)
+    return layout.groups[layout.group_of_layer[kept]].page_of(kept)
 
 
 def _blocks_within(pages: Tensor, page: PageSpec, first_byte: int) -> Tensor:
