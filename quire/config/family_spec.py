@@ -253,6 +253,8 @@ class WeightNames:
     """Whether a tensor of all experts has each expert's weight [in, out]."""
     experts_mixed: bool = False
     """Whether its rows of gate and up take turns."""
+    resaved_embedding: str | None = None
+    """What a checkpoint that transformers wrote calls the embedding."""
     resaved_mlp: str | None = None
     """What a checkpoint that transformers wrote calls the MLP."""
     resaved_norms: tuple[tuple[str, str], ...] = ()

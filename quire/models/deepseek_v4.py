@@ -18,6 +18,10 @@ from quire.models.decoder import DecoderForCausalLM
 from quire.ops.operands import HyperWeights
 
 
+def _parent(ctx: LayerContext) -> LayerContext:
+    return replace(ctx, name=ctx.name.rpartition(".")[0])
+
+
 class HyperConnection:
     """What a half of a layer reads of the streams, and how it writes them."""
 
@@ -90,7 +94,9 @@ class DeepseekV4ForCausalLM(DecoderForCausalLM):
         assert arch.hyper is not None
         self.num_streams = arch.hyper.count
         self.hyper_layers = [HyperLayer(arch, ctx.child(index), index) for index in range(arch.num_layers)]
-        self.last_streams = HyperConnection(arch, ctx.beside("hc_head"), "hc_", only_reads=True)
+        last = ctx.beside("hc_head")  # as transformers writes it; published, its tensors are the model's own
+        names = (last, "hc_") if last.has("hc_fn") else (_parent(ctx), "hc_head_")
+        self.last_streams = HyperConnection(arch, *names, only_reads=True)
 
     def forward(self, token_ids: Tensor, ctx: ForwardContext) -> Tensor:
         """See `interfaces.Model`."""
