@@ -25,6 +25,8 @@ TILE = 16
 """Query heads are rounded up to a multiple of so many."""
 ROWS_AT_A_TIME = 32
 """Tokens that are rotated at a time."""
+SCORED_AT_A_TIME = 8
+"""Tokens for which keys of entries are gathered once."""
 WAVE_BYTES = 8 << 20
 """Of what is gathered for the tokens, or entries, that are computed at a time, unless a single one takes more."""
 
@@ -169,34 +171,46 @@ def row_sums(x: Tensor) -> Tensor:
 def fill_selected(selected: Tensor, query: Tensor, weights: Tensor, *, entries: RowCache, rate: int) -> None:
     """`Ops.select_entries`. Mutates: selected [T, N]."""
     selected.fill_(-1)
+    for number, tokens, first in _sequences(entries.metadata):
+        for begin in range(0, len(tokens), SCORED_AT_A_TIME):
+            rows = slice(tokens[begin], min(tokens[begin] + SCORED_AT_A_TIME, tokens.stop))
+            counts = [(first + begin + at + 1) // rate for at in range(rows.stop - rows.start)]
+            _select(selected[rows], query[rows], weights[rows], entries, number, counts, rate)
+
+
+def _select(
+    selected: Tensor, query: Tensor, weights: Tensor, entries: RowCache, number: int, counts: list[int], rate: int
+) -> None:
+    """Of a few tokens, which see so many entries, the last of them the most. Mutates: selected [n, N]."""
     most = selected.shape[1]
-    for index, tokens, first in _sequences(entries.metadata):
-        for position, token in enumerate(tokens, first):
-            count = (position + 1) // rate
-            if count <= most:
-                selected[token, :count] = torch.arange(count)
-                continue
-            scores = _scores(query[token].float(), weights[token], entries, index, count, rate)
-            # Stable: of equal scores the earlier entry comes first.
-            best = scores.sort(descending=True, stable=True).indices[:most]
-            selected[token] = best.sort().values
+    scores = _scores(query.float(), weights, entries, number, counts[-1], rate) if counts[-1] > most else None
+    for token, count in enumerate(counts):
+        if count <= most:
+            selected[token, :count] = torch.arange(count)
+            continue
+        assert scores is not None
+        # Stable: of equal scores the earlier entry comes first.
+        best = scores[token, :count].sort(descending=True, stable=True).indices[:most]
+        selected[token] = best.sort().values
 
 
-def _scores(query: Tensor, weights: Tensor, entries: RowCache, index: int, count: int, rate: int) -> Tensor:
-    """Of a token's first `count` entries. Shapes: query [H, I], weights [H] -> [count] float32."""
-    heads, size = query.shape
-    rows = query.new_zeros(round_up(heads, TILE), size)
-    rows[:heads] = query
-    last = entries.size
-    found, step = [], max(1, WAVE_BYTES // (12 * SPLIT * (last + 2 * len(rows))))
-    for begin in range(0, count, step * SPLIT):
-        numbers = torch.arange(begin, min(begin + step * SPLIT, count))
+def _scores(query: Tensor, weights: Tensor, entries: RowCache, number: int, count: int, rate: int) -> Tensor:
+    """Of the first `count` entries of a sequence. Shapes: query [n, H, I], weights [n, H] -> [n, count] float32."""
+    tokens, heads, size = query.shape
+    rows = query.new_zeros(tokens, round_up(heads, TILE), size)
+    rows[:, :heads] = query
+    last, found = entries.size, query.new_empty(tokens, round_up(count, SPLIT))
+    step = SPLIT * max(1, WAVE_BYTES // (12 * SPLIT * (last + 2 * rows.shape[1])))
+    for begin in range(0, count, step):
+        numbers = torch.arange(begin, min(begin + step, count))
         keys = query.new_zeros(round_up(len(numbers), SPLIT), size)
-        keys[: len(numbers)] = _gather(entries, index, numbers, rate)[:, last - size : last]
+        keys[: len(numbers)] = _gather(entries, number, numbers, rate)[:, last - size : last]
         splits = keys.view(-1, SPLIT, size)
-        products = torch.bmm(rows.expand(len(splits), -1, -1).contiguous(), splits.transpose(1, 2))[:, :heads]
-        found.append(in_order(products.relu_().mul_(weights.view(1, heads, 1))).flatten()[: len(numbers)])
-    return torch.cat(found)
+        for token in range(tokens):
+            tile = rows[token].expand(len(splits), -1, -1).contiguous()
+            products = torch.bmm(tile, splits.transpose(1, 2))[:, :heads].relu_().mul_(weights[token].view(1, heads, 1))
+            found[token, begin : begin + len(keys)] = in_order(products).flatten()
+    return found
 
 
 @one_thread()

@@ -165,7 +165,7 @@ def _compressed_bytes(mixer: CompressedAttentionSpec, num_tokens: int, max_model
         sizes.append(_at_a_time(of_entry, cdiv(num_tokens, spec.rate) + 1))
     if spec is not None and spec.indexer is not None:
         of_split = 3 * FLOAT * SPLIT * (sum(parts) + 2 * round_up(spec.indexer.num_heads, TILE))
-        sizes.append(_at_a_time(of_split, cdiv(entries, SPLIT)) + entries * 8 * FLOAT)
+        sizes.append(_at_a_time(of_split, cdiv(entries, SPLIT)) + entries * 16 * FLOAT)
     return max(sizes)
 
 
