@@ -53,7 +53,7 @@ def main() -> None:
     args = parser.parse_args()
     llm = LLM(args.model, kv_cache_dtype=args.kv_cache_dtype, max_model_len=args.context + 2 * TOKENS)
     layout = llm.engine.parts.config.kv_layout
-    token_bytes = sum(layout.page.num_bytes * len(group.layers) for group in layout.groups) / layout.page.block_size
+    token_bytes = sum(sum(group.page_sizes) for group in layout.groups) / layout.page.block_size
     prompts = {length: [7 * i % 1000 for i in range(length)] for length in (SHORT, args.context)}
     for prompt in prompts.values():
         ms_per_token(llm, prompt)

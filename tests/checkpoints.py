@@ -226,6 +226,34 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
     "deepseek_v2": _DEEPSEEK,
     "deepseek_v3": {**_DEEPSEEK, "n_group": 4, "topk_group": 2},
+    "deepseek_v4": {
+        **_COMMON,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 1,
+        "head_dim": 32,
+        "partial_rotary_factor": 0.25,
+        "q_lora_rank": 24,
+        "o_groups": 2,
+        "o_lora_rank": 12,
+        "intermediate_size": 40,
+        "moe_intermediate_size": 40,
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 3,
+        "sliding_window": 12,
+        "layer_types": [
+            "sliding_attention",
+            "compressed_sparse_attention",
+            "heavily_compressed_attention",
+            "compressed_sparse_attention",
+        ],
+        "compress_rates": {"compressed_sparse_attention": 4, "heavily_compressed_attention": 8},
+        "mlp_layer_types": ["hash_moe", "moe", "hash_moe", "moe"],
+        "index_n_heads": 16,
+        "index_head_dim": 16,
+        "index_topk": 6,
+        "hc_mult": 3,
+    },
     "deepseek_v32": {**_DEEPSEEK, **_INDEXER, "n_group": 4, "topk_group": 2},
     "mistral4": {
         **_DEEPSEEK,
@@ -550,7 +578,9 @@ def random_model(family: str, *, seed: int = 0, **overrides: Any) -> Any:
     with torch.no_grad():
         for name, value in [*model.named_parameters(), *model.named_buffers()]:
             is_alike = isinstance(value, torch.nn.Parameter) and (value.dim() == 1 or not value.any())
-            if is_alike or name.endswith(("_correction_bias", "expert_bias", "layer_scalar")):
+            if name.endswith("tid2eid"):
+                value.copy_(torch.randint(0, model.config.n_routed_experts, value.shape, generator=generator))
+            elif is_alike or name.endswith(("_correction_bias", "expert_bias", "layer_scalar")):
                 # Norms start at one, biases and some routers at zero, which would hide mistakes.
                 value.add_(torch.randn(value.shape, generator=generator) * 0.1)
     return model

@@ -53,6 +53,7 @@ struct Mixture {
   const char* x;
   const void* routed;  // what the router reads
   const void* residual;
+  const int32_t* given;  // [rows, num_chosen]: the experts of each row, where the router only weighs them
   int32_t dtype;
   int64_t rows;
 
@@ -123,7 +124,11 @@ int32_t route(const Mixture& m, Routed& routed) {
       const float* logits = routed.logits + row * m.num_logits();
       int32_t* chosen = routed.chosen + row * m.choices();
       float* weights = routed.weights + row * m.choices();
-      route_row(chosen, weights, logits, w.choice_bias, m.num_candidates(), m.routing, memory);
+      if (m.given != nullptr) std::copy_n(m.given + row * m.routing.num_chosen, m.routing.num_chosen, chosen);
+      if (m.given == nullptr)
+        route_row(chosen, weights, logits, w.choice_bias, m.num_candidates(), m.routing, memory);
+      else
+        weigh_given(weights, m.given + row * m.routing.num_chosen, logits, m.num_candidates(), m.routing, memory);
       for (int64_t i = 0; w.scales != nullptr && i < m.routing.num_chosen; ++i) weights[i] *= w.scales[chosen[i]];
       finish_choice(m, chosen, weights, logits);
       if (!m.weighs_input()) continue;
@@ -406,10 +411,18 @@ bool are_weights(const Mixture& m) {
   return true;
 }
 
+bool are_given(const Mixture& m) {
+  if (m.given == nullptr) return true;
+  if (m.routing.near >= 0) return false;
+  return std::all_of(m.given, m.given + m.rows * m.routing.num_chosen,
+                     [&](int32_t expert) { return expert >= 0 && expert < m.num_candidates(); });
+}
+
 bool is_right(const Mixture& m) {
   if (!is_dtype(m.dtype) || !is_gating(m.gating) || !are_weights(m)) return false;
   if (!is_routing(m.routing, m.num_candidates()) || !are_sizes(m.rows, m.choices()) || m.places() > INT32_MAX)
     return false;
+  if (!are_given(m)) return false;
   return are_sizes(m.rows, m.weights.in_features) && are_sizes(m.rows, m.weights.out_features, m.choices()) &&
          are_sizes(m.rows, m.num_logits()) && (m.rows == 0 || are_there(m.out, m.x));
 }
@@ -419,13 +432,13 @@ bool is_right(const Mixture& m) {
 
 using namespace qr;
 
-extern "C" int32_t qr_mixture_of_experts(void* out, const void* x, const void* routed, int32_t dtype,
-                                         const void* residual, int64_t rows, const qr_mixture* mixture,
+extern "C" int32_t qr_mixture_of_experts(void* out, const void* x, const void* routed, const int32_t* given,
+                                         int32_t dtype, const void* residual, int64_t rows, const qr_mixture* mixture,
                                          const qr_routing* routing, const qr_gating* gating) {
   if (kernels() == nullptr) return QR_ESTATE;
   if (!are_there(mixture, routing, gating)) return QR_EINVAL;
   const Mixture m{*mixture, *routing,  *gating, out, static_cast<const char*>(x), routed == nullptr ? x : routed,
-                  residual, dtype, rows};
+                  residual, given, dtype, rows};
   if (!is_right(m)) return QR_EINVAL;
   return rows == 0 ? int32_t(QR_OK) : run(m);
 }

@@ -33,8 +33,12 @@ void softmax(float* values, int64_t n) {
   for (int64_t i = 0; i < n; ++i) values[i] /= total;
 }
 
+// Above 20 a softplus is its argument, as torch has it.
+float sqrt_softplus(float logit) { return std::sqrt(logit > 20.0f ? logit : std::log1p(std::exp(logit))); }
+
 void score(float* scores, const float* logits, int64_t n, int64_t kind) {
-  for (int64_t i = 0; i < n; ++i) scores[i] = kind == QR_SIGMOID ? sigmoid_of(logits[i]) : logits[i];
+  for (int64_t i = 0; i < n; ++i)
+    scores[i] = kind == QR_SIGMOID ? sigmoid_of(logits[i]) : kind == QR_SQRT_SOFTPLUS ? sqrt_softplus(logits[i]) : logits[i];
   if (kind == QR_SOFTMAX) softmax(scores, n);
 }
 
@@ -106,7 +110,7 @@ bool is_routing(const qr_routing& routing, int64_t num_experts) {
        {routing.least_sum, routing.added_to_sum, routing.factor, routing.shared_factor, routing.near})
     if (!is_finite(float(number))) return false;
   return routing.num_chosen >= 1 && routing.num_chosen <= num_experts && routing.scores >= QR_SOFTMAX &&
-         routing.scores <= QR_LOGITS_SIGMOID && are_groups(routing, num_experts);
+         routing.scores <= QR_SQRT_SOFTPLUS && are_groups(routing, num_experts);
 }
 
 void route_row(int32_t* chosen, float* weights, const float* logits, const float* choice_bias, int64_t num_experts,
@@ -119,6 +123,13 @@ void route_row(int32_t* chosen, float* weights, const float* logits, const float
     keep_best_groups(ranked, num_experts, routing, of_groups, reinterpret_cast<int32_t*>(of_groups + num_experts));
   choose_best(chosen, routing.num_chosen, ranked, num_experts);
   weigh(weights, chosen, scores, routing);
+}
+
+void weigh_given(float* weights, const int32_t* given, const float* logits, int64_t num_experts,
+                 const qr_routing& routing, void* scratch) {
+  auto* scores = static_cast<float*>(scratch);
+  score(scores, logits, num_experts, routing.scores);
+  weigh(weights, given, scores, routing);
 }
 
 }  // namespace qr

@@ -248,7 +248,8 @@ typedef struct {
   int64_t num_experts, has_shared, has_shared_gate, in_features, out_features, num_identities;
 } qr_mixture;
 
-typedef enum { QR_SOFTMAX = 0, QR_SIGMOID = 1, QR_LOGITS = 2, QR_LOGITS_SIGMOID = 3 } qr_scores;
+/* QR_SQRT_SOFTPLUS: sqrt(log(1 + exp(logit))). */
+typedef enum { QR_SOFTMAX = 0, QR_SIGMOID = 1, QR_LOGITS = 2, QR_LOGITS_SIGMOID = 3, QR_SQRT_SOFTPLUS = 4 } qr_scores;
 
 /* How rows choose experts and weigh them: the num_chosen of the highest scores + choice_bias, the lower index first
  * where two are equal; NaN counts as the highest. Of `groups` groups of neighbours (0: no groups), only those in the
@@ -278,10 +279,11 @@ QR_API int32_t qr_route(int32_t* chosen, float* weights, const float* logits, co
 /* out[rows, out_features] = the sum of weight * output in the order of the experts' indices, the shared one last, in
  * float32, plus x times the sum of the weights of identities, plus residual (of dtype, may be null). out and x are of
  * dtype; the router's logits are float32. The router
- * reads routed (of x's shape and dtype), or x where that is null. Each expert reads its weights once for every 512 of its
+ * reads routed (of x's shape and dtype), or x where that is null. given[rows, num_chosen] (may be null; not beside
+ * near): the experts of each row, which the router then only weighs; one may be there twice. Each expert reads its weights once for every 512 of its
  * rows. */
-QR_API int32_t qr_mixture_of_experts(void* out, const void* x, const void* routed, int32_t dtype, const void* residual,
-                                     int64_t rows, const qr_mixture* mixture, const qr_routing* routing, const qr_gating* gating);
+QR_API int32_t qr_mixture_of_experts(void* out, const void* x, const void* routed, const int32_t* given, int32_t dtype,
+                                     const void* residual, int64_t rows, const qr_mixture* mixture, const qr_routing* routing, const qr_gating* gating);
 
 /* ---- norms (norm.cpp) ----
  * out is of x_dtype, or that in tiles; where it is not in tiles it may alias x. */

@@ -90,6 +90,7 @@ struct Case {
   qr_mixture mixture;
   qr_routing routing = routing_of(3);
   qr_gating gating;
+  const int32_t* given = nullptr;
   int64_t size_of() const { return kind.dtype == QR_FLOAT32 ? 4 : 2; }
   int64_t first_outputs(int64_t size) const { return gating.is_gated != 0 ? 2 * size : size; }
 
@@ -105,7 +106,7 @@ struct Case {
   // The router reads `routed`, from the same row on, where there is one.
   int32_t run(std::vector<char>& out, const char* x, const char* residual, int64_t rows, const char* routed = nullptr) {
     out.assign(size_t(rows * n * size_of()), 0);
-    return qr_mixture_of_experts(out.data(), x, routed, kind.dtype, residual, rows, &mixture, &routing, &gating);
+    return qr_mixture_of_experts(out.data(), x, routed, given, kind.dtype, residual, rows, &mixture, &routing, &gating);
   }
 
   void bias_to(const std::vector<float>& bias) { mixture.choice_bias = weights.keep(bias); }
@@ -309,12 +310,35 @@ TEST(a_row_that_is_not_a_number_fails_alone) {
   for (int64_t i = 4 * c.n; i < 5 * c.n; ++i) CHECK(std::isnan(values[size_t(i)]));
 }
 
+TEST(experts_that_are_given_are_weighed_as_those_that_are_chosen) {
+  Case c({QR_FLOAT32, 0, 0, false}, 40, 24, {16, 16, 16, 16, 16}, false);
+  c.routing.scores = QR_SQRT_SOFTPLUS;
+  const int64_t rows = 7;
+  const std::vector<char> x = encode(random_floats(rows * c.k), QR_FLOAT32);
+  std::vector<char> chosen_by_router, of_given;
+  CHECK(c.run(chosen_by_router, x.data(), nullptr, rows) == QR_OK);
+  std::vector<float> logits(size_t(rows * 5)), weights(size_t(rows * 3));
+  std::vector<int32_t> chosen(size_t(rows * 3));
+  CHECK(qr_linear(logits.data(), QR_FLOAT32, x.data(), QR_FLOAT32, c.mixture.router.packed, QR_FLOAT32, rows, 5, c.k,
+                  nullptr, QR_NONE, nullptr) == QR_OK);
+  CHECK(qr_route(chosen.data(), weights.data(), logits.data(), nullptr, rows, 5, &c.routing) == QR_OK);
+  c.given = chosen.data();
+  CHECK(c.run(of_given, x.data(), nullptr, rows) == QR_OK);
+  CHECK(of_given == chosen_by_router);
+  std::fill(chosen.begin(), chosen.end(), 4);  // one expert three times: its weights add up to the factor
+  CHECK(c.run(of_given, x.data(), nullptr, rows) == QR_OK);
+  chosen[5] = 5;
+  CHECK(c.run(of_given, x.data(), nullptr, rows) == QR_EINVAL);
+  chosen[5] = -1;
+  CHECK(c.run(of_given, x.data(), nullptr, rows) == QR_EINVAL);
+}
+
 TEST(routing_takes_the_best_and_the_lower_index_first) {
   const float logits[] = {1, 3, 3, 2, 3, 2, kNan, 0, 0, 0, 0, 0};
   int32_t chosen[8];
   float weights[8];
   qr_routing routing = routing_of(4);
-  for (int64_t scores : {QR_SOFTMAX, QR_SIGMOID, QR_LOGITS, QR_LOGITS_SIGMOID}) {
+  for (int64_t scores : {QR_SOFTMAX, QR_SIGMOID, QR_LOGITS, QR_LOGITS_SIGMOID, QR_SQRT_SOFTPLUS}) {
     routing.scores = scores;
     CHECK(qr_route(chosen, weights, logits, nullptr, 2, 6, &routing) == QR_OK);
     const int32_t want[] = {1, 2, 4, 3, 0, 1, 2, 3};

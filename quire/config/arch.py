@@ -16,9 +16,16 @@ from quire.config.family_spec import DECODER, FamilySpec, HeadNorms, MlpKind, Ml
 from quire.config.identify import identify
 from quire.config.layers.experts import ExpertsSpec
 from quire.config.layers.layer_kinds import Heads, LayerKind, all_full
-from quire.config.layers.mixers import AttentionSpec, LatentAttentionSpec, MixerSpec, PositionScale, RecurrentSpec
+from quire.config.layers.mixers import (
+    AttentionSpec,
+    CompressedAttentionSpec,
+    LatentAttentionSpec,
+    MixerSpec,
+    PositionScale,
+    RecurrentSpec,
+)
 from quire.config.layers.rope import RopeConfig, attention_factor, read_ropes
-from quire.config.layers.streams import LayerEmbeddingsSpec, StreamsSpec
+from quire.config.layers.streams import HyperSpec, LayerEmbeddingsSpec, StreamsSpec
 from quire.config.memory.stored_weights import THROUGH_TRANSFORMERS, StoredWeights
 from quire.config.quantized.config import StoredQuantization, read_quantization
 from quire.config.quantized.stored import StoredFormat
@@ -27,6 +34,7 @@ from quire.errors import ConfigError, shown
 from quire.log import get_logger
 from quire.messages.kv import (
     DTYPE_BYTES,
+    SCALED_DTYPES,
     SLOT_MULTIPLES,
     KVCacheSpec,
     KVLayout,
@@ -94,7 +102,9 @@ class ModelArch:
     """The largest magnitude of queries, keys and values; None for any."""
     scales: Scales
     streams: StreamsSpec | None
-    """Of a model whose tokens have several hidden states."""
+    """Of a model whose tokens have several hidden states, which take turns."""
+    hyper: HyperSpec | None
+    """Of a model whose tokens have several hidden states, which layers read and write together."""
     layer_embeddings: LayerEmbeddingsSpec | None
     """Of a model whose tokens have an embedding for each layer."""
     dtype: str
@@ -139,6 +149,7 @@ class ModelArch:
             clip_qkv=keys.optional_positive("clip_qkv") if "clip_qkv" in keys.defaults else None,
             scales=family.scales(keys),
             streams=family.streams(keys),
+            hyper=family.hyper(keys),
             layer_embeddings=family.layer_embeddings(keys),
             dtype=_dtype(keys),
             eos_token_ids=_token_ids(keys, "eos_token_id"),
@@ -162,7 +173,7 @@ class ModelArch:
 
     @property
     def mixers(self) -> tuple[MixerSpec, ...]:
-        """Those of all layers, in order. A mixer's place here is that of its cache."""
+        """Those of all layers, in order."""
         return tuple(mixer for layer in self.layers for mixer in layer.mixers)
 
     def places_of(self, layer: int) -> range:
@@ -171,9 +182,9 @@ class ModelArch:
         return range(first, first + len(self.layers[layer].mixers))
 
     @property
-    def attentions(self) -> tuple[AttentionSpec | LatentAttentionSpec, ...]:
+    def attentions(self) -> tuple[AttentionSpec | LatentAttentionSpec | CompressedAttentionSpec, ...]:
         """Those of the mixers that are attention, in order."""
-        kinds = (AttentionSpec, LatentAttentionSpec)
+        kinds = (AttentionSpec, LatentAttentionSpec, CompressedAttentionSpec)
         return tuple(mixer for mixer in self.mixers if isinstance(mixer, kinds))
 
     @property
@@ -219,7 +230,8 @@ class ModelArch:
         return tuple(layer.mlp for layer in self.layers)
 
     def kv_cache_specs(self, block_size: int, dtype: str, *, ops: str) -> list[KVCacheSpec]:
-        """What each mixer keeps in the KV cache, in the order of `mixers`, where `ops` serve.
+        """What the mixers keep in the KV cache, in the order of `mixers`, where `ops` serve; each one thing, but those
+        of compressed attention.
 
         Where a block of so many tokens has fewer bytes than a recurrent state, blocks are of more tokens.
         """
@@ -230,11 +242,23 @@ class ModelArch:
         page = _page_for(self, block_size, dtype, SLOT_MULTIPLES[ops], num_state_bytes)
         _check_chunks(self, page.block_size)
         return [
-            _state_spec(mixer, page.num_bytes, page.block_size)
-            if isinstance(mixer, RecurrentSpec)
-            else mixer.kv_cache_spec(page)
+            spec
+            for mixer in self.mixers
+            for spec in (
+                [_state_spec(mixer, page.num_bytes, page.block_size)]
+                if isinstance(mixer, RecurrentSpec)
+                else mixer.kv_cache_specs(page)
+            )
+        ]
+
+    def caches_of(self, place: int) -> range:
+        """The places of what a mixer keeps, given its own."""
+        counts = [
+            3 if isinstance(mixer, CompressedAttentionSpec) and mixer.compressor is not None else 1
             for mixer in self.mixers
         ]
+        first = sum(counts[:place])
+        return range(first, first + counts[place])
 
     def kv_layout(self, block_size: int, dtype: str, *, ops: str) -> KVLayout:
         """How the mixers share the pages of the KV cache."""
@@ -249,12 +273,27 @@ class ModelArch:
 def _page_for(arch: ModelArch, block_size: int, dtype: str, slot_multiple: int, num_state_bytes: int) -> PageSpec:
     """A block of an attention layer, of the fewest times `block_size` tokens in which a recurrent state finds room."""
     sizes = {"num_kv_heads": arch.num_kv_heads, "head_size": arch.head_size}
+    block_size = _whole_entries(arch, block_size, dtype)
     page = PageSpec(**sizes, dtype=dtype, block_size=block_size, slot_multiple=slot_multiple)
     times = cdiv(num_state_bytes, page.num_bytes)
     while num_state_bytes > page.num_bytes or (num_state_bytes and page.num_bytes % 8):
         page = PageSpec(**sizes, dtype=dtype, block_size=times * block_size, slot_multiple=slot_multiple)
         times += 1
     return page
+
+
+def _whole_entries(arch: ModelArch, block_size: int, dtype: str) -> int:
+    """Tokens of a block that has whole entries of every compressor; as given where there are none.
+
+    Raises: ConfigError for a cache of 8 bits, which has no room for such rows.
+    """
+    specs = [mixer.compressor for mixer in arch.mixers if isinstance(mixer, CompressedAttentionSpec)]
+    if specs and dtype in SCALED_DTYPES:
+        raise ConfigError(
+            f"{arch.source}: a KV cache of {dtype} has no room for what compressed attention keeps. "
+            "Leave kv_cache_dtype out."
+        )
+    return round_up(block_size, math.lcm(*(spec.rate for spec in specs if spec is not None)))
 
 
 def _check_chunks(arch: ModelArch, block_size: int) -> None:
@@ -313,6 +352,8 @@ def _check_joins(arch: ModelArch) -> None:
         norms.heads is not HeadNorms.NONE or scales.query is not None or arch.family.layer_kinds is not all_full
     ):
         problem = "latent attention with norms of heads, a factor of queries, or windows"
+    elif arch.hyper is not None or arch.family.compressed is not None:
+        problem = "hyper-connections or compressed attention"
     elif arch.streams is not None or any(mixer.shared is not None for mixer in arch.plain_attentions):
         problem = "several streams of hidden states, or attention that layers share"
     elif arch.layer_embeddings is not None or scales.of_layers or any(mlp.beside for mlp in arch.mlps):
@@ -446,6 +487,8 @@ def _attentions(
     keys: ConfigKeys, family: FamilySpec, num_layers: int, heads: Heads, max_position: int
 ) -> list[MixerSpec]:
     """What each layer has if it has attention."""
+    if family.compressed is not None:
+        return [*family.compressed(keys, num_layers, max_position)]
     if family.latent is not None:
         latent = family.latent(keys, max_position, family.aliases)
         return [replace(latent, position_scale=family.position_scale(keys))] * num_layers

@@ -44,6 +44,8 @@ class FamilyKind(StrEnum):
     EXPERTS = "mixture of experts"
     LATENT = "latent attention"
     """With or without mixtures of experts."""
+    COMPRESSED = "compressed attention"
+    """With mixtures of experts."""
     RECURRENT = "recurrent layers"
     """All of them, or most, beside attention."""
 
@@ -87,6 +89,8 @@ def kind_of(arch: ModelArch) -> FamilyKind:
         return FamilyKind.RECURRENT
     if any(isinstance(mixer, LatentAttentionSpec) for mixer in arch.mixers):
         return FamilyKind.LATENT
+    if arch.family.compressed is not None:
+        return FamilyKind.COMPRESSED
     return FamilyKind.EXPERTS if arch.mixtures else FamilyKind.DENSE
 
 
@@ -131,7 +135,7 @@ def _family(
         name=name or model_type or architecture,
         about=about if spec is not None or problem else "a class of its own, planned and read as a relative of Llama",
         kind=None if spec is None else _kind(architecture, spec),
-        has_windows=spec is not None and spec.layer_kinds is not all_full,
+        has_windows=spec is not None and (spec.layer_kinds is not all_full or spec.compressed is not None),
         has_own_class=not problem and (spec is None or spec.model_class != DECODER),
         refused=() if spec is None else tuple(spec.refused),
         package=package,
@@ -150,6 +154,8 @@ def _kind(architecture: str, spec: FamilySpec) -> FamilyKind | None:
     """Of a model of common sizes that leaves all else at the family's defaults."""
     if spec.recurrent is not no_recurrence:
         return FamilyKind.RECURRENT
+    if spec.compressed is not None:
+        return FamilyKind.COMPRESSED
     for sample in (SAMPLE, {**SAMPLE, "num_key_value_heads": 1}):  # some families have more of them in some layers
         raw = {"model_type": architecture, "architectures": [architecture], **sample}
         try:

@@ -24,9 +24,9 @@ from quire.config.layers.layer_kinds import (
     heads_alike,
     none_read,
 )
-from quire.config.layers.mixers import AttentionExperts, Factors, LatentRule, PositionScale, SharedBlock
+from quire.config.layers.mixers import AttentionExperts, CompressedRule, Factors, LatentRule, PositionScale, SharedBlock
 from quire.config.layers.recurrent import AttentionRule, RecurrentRule, no_recurrence, without_state
-from quire.config.layers.streams import LayerEmbeddingsSpec, StreamsSpec
+from quire.config.layers.streams import HyperSpec, LayerEmbeddingsSpec, StreamsSpec
 
 DECODER = "quire.models.decoder:DecoderForCausalLM"
 
@@ -253,6 +253,8 @@ class WeightNames:
     """Whether a tensor of all experts has each expert's weight [in, out]."""
     experts_mixed: bool = False
     """Whether its rows of gate and up take turns."""
+    resaved_embedding: str | None = None
+    """What a checkpoint that transformers wrote calls the embedding."""
     resaved_mlp: str | None = None
     """What a checkpoint that transformers wrote calls the MLP."""
     resaved_norms: tuple[tuple[str, str], ...] = ()
@@ -286,6 +288,10 @@ def _no_scales(keys: ConfigKeys) -> Scales:
 
 
 def _one_stream(keys: ConfigKeys) -> StreamsSpec | None:
+    return None
+
+
+def _one_hidden_state(keys: ConfigKeys) -> HyperSpec | None:
     return None
 
 
@@ -337,6 +343,9 @@ class FamilySpec:
     """Rotates neighbours (2i, 2i + 1) instead of (i, i + rotary_dim / 2)."""
     latent: LatentRule | None = None
     """For families whose layers attend over latents (`config.latent`)."""
+    compressed: CompressedRule | None = None
+    """For families whose layers attend over the last tokens and entries that stand for earlier ones, which
+    `model_class` computes."""
     rotates_back: bool = False
     """Rotates the other way round."""
     slopes: Callable[[ConfigKeys, int], tuple[float, ...] | None] = _no_slopes
@@ -362,7 +371,10 @@ class FamilySpec:
     """Which layers attend over the keys and values of an earlier one, in families all of whose layers have attention
     and no other mixer."""
     streams: Callable[[ConfigKeys], StreamsSpec | None] = _one_stream
-    """For families whose tokens have several hidden states, which `model_class` computes."""
+    """For families whose tokens have several hidden states, which take turns; `model_class` computes them."""
+    hyper: Callable[[ConfigKeys], HyperSpec | None] = _one_hidden_state
+    """For families whose tokens have several hidden states that layers read and write together (hyper-connections),
+    which `model_class` computes."""
     layer_embeddings: Callable[[ConfigKeys], LayerEmbeddingsSpec | None] = _no_layer_embeddings
     """For families whose tokens have embeddings for each layer, which `model_class` computes."""
     norms: Norms | Callable[[ConfigKeys], Norms] = Norms()

@@ -301,11 +301,11 @@ def _max_logprobs(args: EngineArgs, arch: ModelArch) -> int:
 
 
 def _resolve_states(args: EngineArgs, arch: ModelArch, use: MemoryUse, choices: _Choices) -> MemoryUse:
-    """What recurrent layers change: the size of blocks.
+    """What recurrent layers and compressed attention change: the size of blocks.
 
     Raises: ConfigError for options that such a model has no use for.
     """
-    if not arch.recurrences:
+    if not arch.recurrences and arch.family.compressed is None:
         return use
     if not arch.attentions:
         for name, value in (("block_size", args.block_size), ("kv_cache_dtype", args.kv_cache_dtype)):
@@ -317,6 +317,8 @@ def _resolve_states(args: EngineArgs, arch: ModelArch, use: MemoryUse, choices: 
     block_size = arch.kv_layout(use.block_size, use.kv_cache_dtype, ops=use.ops).block_size
     if block_size != use.block_size:
         fitting = f"the fewest times {use.block_size} tokens that take the bytes of a recurrent state"
+        if arch.family.compressed is not None:
+            fitting = f"the fewest tokens, {use.block_size} or more, that are whole entries of all layers"
         choices.made["block_size"] = Choice(block_size, fitting)
     return replace(use, block_size=block_size)
 

@@ -107,6 +107,19 @@ class LayerContext:
             value.add_(offset)
         return value if scale == 1.0 else value.mul_(scale)
 
+    def integers(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """A copy of a table of whole numbers, as int32."""
+        header = self.header(name)
+        if header is not None and header.shape == shape and header.dtype in ("I64", "I32"):
+            stored = self.weights.read_raw(self._full(name))
+        else:
+            stored = self.read_plain(name, shape)
+        if stored.is_meta:
+            return stored
+        value = stored.to(self.ops.device, torch.int32, copy=True)
+        self.release([name])
+        return value
+
     def table(self, name: str, shape: tuple[int, int], *, first_row: int, num_more: int = 0) -> Tensor | BlockTable:
         """A copy of a table for `Ops.embedding`, from a row on, and `num_more` copies of that row behind the last."""
         stored = self.read(name, shape)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from quire.config.arch import ModelArch
 from quire.config.family_spec import MlpSpec
-from quire.config.layers.experts import ExpertsSpec
+from quire.config.layers.experts import ExpertsSpec, Scores
 from quire.errors import ConfigError
 from quire.layers.activation import activation_of, ungated_activation_of
 from quire.layers.context import LayerContext
@@ -30,6 +30,7 @@ ROUTER_SCALE = "router.scale"
 EXPERT_SCALES = "router.per_expert_scale"
 SHARED = ("shared_expert", "shared_experts", "shared_mlp")
 SHARED_GATE = "shared_expert_gate"
+TOKEN_TABLE = "gate.tid2eid"
 CHOICE_BIASES: Mapping[str, int] = MappingProxyType(
     {
         "gate.e_score_correction_bias": 1,
@@ -41,6 +42,7 @@ CHOICE_BIASES: Mapping[str, int] = MappingProxyType(
         "router.e_score_correction_bias": 1,
         "moe_statics.e_score_correction_bias": 2,
         "gate.moe_statics.e_score_correction_bias": 2,
+        "gate.bias": 1,
     }
 )
 """Name -> dimensions, the last of which has the experts."""
@@ -103,6 +105,11 @@ class MixtureOfExperts:
                 f"{arch.source}: experts that give what they read (zero_expert_num) are what the triton ops do not "
                 "have yet; give device='cpu'"
             )
+        if (spec.has_token_table or spec.routing.scores is Scores.SQRT_SOFTPLUS) and ctx.ops.name == "triton":
+            raise ConfigError(
+                f"{arch.source}: experts that a table names, or that the square root of a softplus weighs, are what "
+                "the triton ops do not have yet; give device='cpu'"
+            )
         blocks = [ctx, *map(ctx.beside, BLOCKS)]
         ctx = next((block for block in blocks if _router_name(block)), ctx)
         known = SPELLINGS if spec.is_gated else UNGATED
@@ -116,6 +123,7 @@ class MixtureOfExperts:
         if spec.has_common_bias:
             bias = ctx.tensor("bias", (arch.hidden_size,), dtype=torch.float32)
             experts = tuple(replace(expert, down_bias=bias) for expert in experts)
+        self.table = _token_table(arch, spec, ctx) if spec.has_token_table else None
         self.weights = MixtureWeights(
             router=_router(arch, spec, ctx),
             router_bias=_router_bias(spec, ctx) if spec.has_router_bias else None,
@@ -128,10 +136,29 @@ class MixtureOfExperts:
             num_identities=spec.num_identities,
         )
 
-    def __call__(self, hidden: Tensor, *, residual: Tensor | None = None, routed: Tensor | None = None) -> Tensor:
-        """`routed` is what the router reads, where that is something else. Shapes: all [T, E] -> [T, E]."""
+    def __call__(
+        self,
+        hidden: Tensor,
+        *,
+        residual: Tensor | None = None,
+        routed: Tensor | None = None,
+        token_ids: Tensor | None = None,
+    ) -> Tensor:
+        """`routed` is what the router reads, where that is something else; `token_ids` [T], where a table names the
+        experts. Shapes: the others [T, E] -> [T, E].
+        """
+        given = None
+        if self.table is not None:
+            assert token_ids is not None
+            given = self.ops.embedding(token_ids, self.table)
         return self.ops.mixture_of_experts(
-            hidden, self.weights, self.routing, activation=self.activation, residual=residual, routed=routed
+            hidden,
+            self.weights,
+            self.routing,
+            activation=self.activation,
+            residual=residual,
+            routed=routed,
+            given=given,
         )
 
 
@@ -236,6 +263,20 @@ def _stacked_bias(ctx: LayerContext, weight: str, size: int, one: ShardSpec, is_
     bias = stored.view(size).to(ctx.ops.device, torch.float32, copy=True)
     ctx.release([f"{weight}_bias"])
     return torch.cat([bias[::2], bias[1::2]]) if is_mixed else bias
+
+
+def _token_table(arch: ModelArch, spec: ExpertsSpec, ctx: LayerContext) -> Tensor:
+    """The experts of each token's number. Shapes: -> [V, num_chosen] int32.
+
+    Raises: ConfigError for an expert that there is not.
+    """
+    table = ctx.integers(TOKEN_TABLE, (arch.vocab_size, spec.routing.num_chosen))
+    if not table.is_meta and not 0 <= table.min().item() <= table.max().item() < spec.num_experts:
+        raise ConfigError(
+            f"{arch.source}: {ctx.name}.{TOKEN_TABLE} names experts from {table.min().item()} to {table.max().item()}, "
+            f"but there are {spec.num_experts}, from 0 on. Download the checkpoint again."
+        )
+    return table
 
 
 def _choice_bias(spec: ExpertsSpec, ctx: LayerContext) -> Tensor:

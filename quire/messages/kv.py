@@ -9,8 +9,9 @@ Recurrent layers have groups, too: there a page holds the layers' states after a
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TypeVar
 
 from quire.utils.math import cdiv, round_up
@@ -36,10 +37,21 @@ class PageSpec:
     """Tokens per block."""
     slot_multiple: int = 1
     """Pages have room for a multiple of so many tokens; see `SLOT_MULTIPLES`."""
+    rate: int | None = None
+    """Of compressed attention, whose pages are rows one behind the other in every implementation: tokens that share a
+    row, half of which lies with the keys and half with the values. None for keys and values as ops lay them out."""
+
+    @property
+    def num_slots(self) -> int:
+        """Of a block, each for a token, or for the tokens that share one."""
+        return self.block_size // (self.rate or 1)
 
     @property
     def num_elements(self) -> int:
-        """Elements of one head's keys (or values) in a block, padding included; a multiple of `block_size`."""
+        """Elements of one head's keys (or values) in a block, padding included; a multiple of `block_size`, unless
+        tokens share slots."""
+        if self.rate is not None:
+            return round_up(self.num_slots * self.head_size, 8)
         slot = self.head_size + (4 if self.dtype in SCALED_DTYPES else 0)
         num_slots = round_up(self.block_size, self.slot_multiple)
         if num_slots == self.block_size:
@@ -141,6 +153,17 @@ class KVGroup:
     spec: KVCacheSpec
     layers: tuple[int, ...]
     """Their places in the model; the i-th of them has the i-th part of a page."""
+    pages: tuple[PageSpec, ...] = ()
+    """Of each layer, where they differ; as the spec says without them."""
+
+    @property
+    def page_sizes(self) -> tuple[int, ...]:
+        """Bytes that a block of each layer takes."""
+        return tuple(page.num_bytes for page in self.pages or (self.spec.page,) * len(self.layers))
+
+    def page_of(self, layer: int) -> PageSpec | StatePage:
+        """A block of one of the layers."""
+        return self.pages[self.layers.index(layer)] if self.pages else self.spec.page
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,7 +192,8 @@ class KVLayout:
     @property
     def is_mixed(self) -> bool:
         """Whether layers have blocks of different shapes."""
-        return len({group.spec.page for group in self.groups if not isinstance(group.spec, StateSpec)}) > 1
+        kept = [group for group in self.groups if not isinstance(group.spec, StateSpec)]
+        return len({page for group in kept for page in (group.pages or (group.spec.page,))}) > 1
 
     @property
     def block_size(self) -> int:
@@ -193,12 +217,12 @@ class KVLayout:
     @property
     def block_bytes(self) -> int:
         """Bytes of a page; groups may leave some of them unused."""
-        return max(map(_group_bytes, self.groups))
+        return max(sum(group.page_sizes) for group in self.groups)
 
     @property
     def padding(self) -> float:
         """What of a sequence's pages no layer uses, as a share of what layers use: of one of `TYPICAL_CONTEXT`."""
-        return _padding([(group.spec, len(group.layers)) for group in self.groups], self.block_bytes)
+        return _padding([(group.spec, group.page_sizes) for group in self.groups], self.block_bytes)
 
     @property
     def group_of_layer(self) -> dict[int, int]:
@@ -210,9 +234,9 @@ class KVLayout:
         """Where in a page of its group the block is that each layer has, or reads."""
         places: dict[int, KVPlace] = {}
         for group in self.groups:
-            half = group.spec.page.num_bytes // 2
-            for number, layer in enumerate(group.layers):
-                places[layer] = KVPlace(part=0, first_byte=number * half) if self.is_mixed else KVPlace(part=number)
+            firsts = accumulate((size // 2 for size in group.page_sizes), initial=0)
+            for number, (layer, first) in enumerate(zip(group.layers, firsts, strict=False)):
+                places[layer] = KVPlace(part=0, first_byte=first) if self.is_mixed else KVPlace(part=number)
         return self._with_readers(places)
 
     def _with_readers(self, places: dict[int, _Place]) -> dict[int, _Place]:
@@ -244,6 +268,8 @@ def kv_layout(specs: Sequence[KVCacheSpec], reads: Sequence[tuple[int, int]] = (
     """
     assert len({spec.page.block_size for spec in specs}) == 1, "blocks have as many tokens in every group"
     assert all(kept < layer and specs[kept] == specs[layer] for layer, kept in reads), "readers see what was kept"
+    if all(isinstance(spec.page, PageSpec) and spec.page.rate is not None for spec in specs):
+        return _layout_of_rows(specs)
     by_spec: dict[KVCacheSpec, list[int]] = {}
     readers = dict(reads)
     for layer, spec in enumerate(specs):
@@ -260,29 +286,70 @@ def kv_layout(specs: Sequence[KVCacheSpec], reads: Sequence[tuple[int, int]] = (
     return KVLayout(groups=tuple(groups), reads=tuple(reads))
 
 
+def _layout_of_rows(specs: Sequence[KVCacheSpec]) -> KVLayout:
+    """Of compressed attention: layers that keep their rows equally long share groups, however long the rows are."""
+    pages = [spec.page for spec in specs if isinstance(spec.page, PageSpec)]
+    kinds: dict[int | None, list[int]] = {}
+    for layer, spec in enumerate(specs):
+        kinds.setdefault(spec.window if isinstance(spec, SlidingWindowSpec) else None, []).append(layer)
+
+    def packed(page_bytes: int) -> list[KVGroup]:
+        groups = []
+        for layers in kinds.values():
+            for part in _filled([pages[layer].num_bytes for layer in layers], page_bytes):
+                own = [layers[place] for place in part]
+                kept = tuple(pages[layer] for layer in own)
+                groups.append(KVGroup(spec=specs[own[0]], layers=tuple(own), pages=kept))
+        return groups
+
+    tried = {size for layers in kinds.values() for size in accumulate(pages[layer].num_bytes for layer in layers)}
+    largest = max(page.num_bytes for page in pages)
+    layouts = [KVLayout(groups=tuple(packed(size))) for size in sorted({*tried, largest}) if size >= largest]
+    fitting = [layout for layout in layouts if layout.padding <= MAX_PADDING]
+    best = fitting[-1] if fitting else min(layouts, key=lambda layout: layout.padding)
+    return KVLayout(groups=tuple(sorted(best.groups, key=lambda group: _ORDER.index(type(group.spec)))))
+
+
+def _filled(sizes: Sequence[int], most: int) -> Iterator[range]:
+    """Stretches of things of these sizes that are no larger than `most` together."""
+    begin = total = 0
+    for place, size in enumerate(sizes):
+        if total + size > most:
+            yield range(begin, place)
+            begin, total = place, 0
+        total += size
+    yield range(begin, len(sizes))
+
+
 def _page_bytes(counts: Mapping[KVCacheSpec, int]) -> int:
     """Bytes of a page for so many layers of each kind: the most that leave little unused."""
     sizes = {spec.page.num_bytes for spec in counts}
     if len(sizes) == 1:
         return _layers_per_group([*counts.values()]) * sizes.pop()
     tried = {number * spec.page.num_bytes for spec, count in counts.items() for number in range(1, count + 1)}
-    paddings = {size: _padding([*counts.items()], size) for size in sorted(tried) if size >= max(sizes)}
+    paddings = {size: _padding(list(_groups_of(counts, size)), size) for size in sorted(tried) if size >= max(sizes)}
     fitting = [size for size, padding in paddings.items() if padding <= MAX_PADDING]
     return max(fitting) if fitting else min(paddings, key=paddings.__getitem__)
 
 
-def _padding(counts: Sequence[tuple[KVCacheSpec, int]], page_bytes: int) -> float:
-    """What of its pages a sequence of `TYPICAL_CONTEXT` tokens leaves unused, as a share of what it uses."""
+def _groups_of(counts: Mapping[KVCacheSpec, int], page_bytes: int) -> Iterator[tuple[KVCacheSpec, Sequence[int]]]:
+    """What each group keeps, and the bytes of its layers' blocks, of so many layers of each kind."""
+    for spec, count in counts.items():
+        for part in _filled([spec.page.num_bytes] * count, page_bytes):
+            yield spec, [spec.page.num_bytes] * len(part)
+
+
+def _padding(groups: Sequence[tuple[KVCacheSpec, Sequence[int]]], page_bytes: int) -> float:
+    """What of its pages a sequence of `TYPICAL_CONTEXT` tokens leaves unused, as a share of what it uses.
+
+    `groups`: what each keeps, and the bytes of its layers' blocks.
+    """
     used = taken = 0
-    for spec, count in counts:
-        num_blocks, size = spec.most_blocks(TYPICAL_CONTEXT, spec.page.block_size), spec.page.num_bytes
-        used += num_blocks * count * size
-        taken += num_blocks * cdiv(count, page_bytes // size) * page_bytes
+    for spec, sizes in groups:
+        num_blocks = spec.most_blocks(TYPICAL_CONTEXT, spec.page.block_size)
+        used += num_blocks * sum(sizes)
+        taken += num_blocks * page_bytes
     return taken / used - 1
-
-
-def _group_bytes(group: KVGroup) -> int:
-    return len(group.layers) * group.spec.page.num_bytes
 
 
 def _layers_per_group(counts: Sequence[int]) -> int:

@@ -16,12 +16,14 @@ from quire.config.layers.experts import Routing, Scores
 from quire.config.layers.layer_kinds import Heads
 from quire.config.layers.mixers import (
     AttentionSpec,
+    CompressedAttentionSpec,
     GatedDeltaSpec,
     LatentAttentionSpec,
     LightningSpec,
     Mamba2Spec,
     MambaSpec,
     MixerSpec,
+    RecurrentSpec,
     RgLruSpec,
     ShortConvSpec,
 )
@@ -29,6 +31,7 @@ from quire.errors import ConfigError
 from quire.layers.activation import Activation, activation_of
 from quire.layers.attention import Attention, position_scales
 from quire.layers.attention_experts import attention_expert_weights
+from quire.layers.compressed import CompressedAttention
 from quire.layers.context import LayerContext
 from quire.layers.experts import MixtureOfExperts
 from quire.layers.gated_recurrence import GatedDelta, LightningAttention, RgLru
@@ -273,7 +276,7 @@ def _chunk_size(mixer: AttentionSpec, max_model_len: int) -> int | None:
 def mixer_of(arch: ModelArch, ctx: LayerContext, index: int) -> Mixer:
     """The mixer at a place among the model's; its layer's context is given."""
     spec, names = arch.mixers[index], arch.family.names
-    name = names.attention if isinstance(spec, (AttentionSpec, LatentAttentionSpec)) else names.recurrent
+    name = names.recurrent if isinstance(spec, RecurrentSpec) else names.attention
     return MIXERS[type(spec)](arch, ctx.child(name), index)
 
 
@@ -354,5 +357,6 @@ MIXERS: Mapping[type[MixerSpec], Callable[[ModelArch, LayerContext, int], Mixer]
         GatedDeltaSpec: GatedDelta,
         LightningSpec: LightningAttention,
         RgLruSpec: RgLru,
+        CompressedAttentionSpec: CompressedAttention,
     }
 )

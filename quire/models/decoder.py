@@ -82,6 +82,11 @@ def _mlp_context(names: WeightNames, ctx: LayerContext) -> LayerContext:
     return ctx.child(names.mlp) if names.mlp else ctx
 
 
+def _embedding_context(names: WeightNames, model: LayerContext) -> LayerContext:
+    resaved = names.resaved_embedding and model.child(names.resaved_embedding)
+    return resaved if resaved and resaved.has("weight") else model.child(names.embedding)
+
+
 def _norms(arch: ModelArch, ctx: LayerContext, names: Iterable[str | None]) -> Iterator[Norm | None]:
     resaved = dict(arch.family.names.resaved_norms)
     for name in names:
@@ -148,7 +153,7 @@ class DecoderForCausalLM:
         self.ops = ctx.ops
         names, size = arch.family.names, arch.hidden_size
         model = ctx.child(names.base)
-        tied, embed = arch.tie_word_embeddings, model.child(names.embedding)
+        tied, embed = arch.tie_word_embeddings, _embedding_context(names, model)
         self.embed_tokens = Embedding(embed, arch.vocab_size, size, scale=arch.scales.embedding, tied=tied)
         self.embed_positions: Embedding | Waves | None = None
         if arch.family.first_wave is not None:

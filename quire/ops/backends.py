@@ -24,7 +24,22 @@ ON_CPU = ("reference", "cpu")
 REFUSED = MappingProxyType(
     {
         "reference": frozenset({"quantize_linear"}),
-        "triton": frozenset({"expert_queries", "expert_outputs", "select_tokens", "selected_attention"}),
+        "triton": frozenset(
+            {
+                "expert_queries",
+                "expert_outputs",
+                "select_tokens",
+                "selected_attention",
+                "rotate_last",
+                "store_rows",
+                "compress",
+                "select_entries",
+                "compressed_attention",
+                "read_streams",
+                "sum_streams",
+                "write_streams",
+            }
+        ),
     }
 )
 """Ops that an implementation does not have yet. Nothing stands in for them: a model that needs one is refused."""

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
-from quire.ops.recurrent_contract import RecurrentOps
+from quire.ops.compressed_contract import CompressedOps
 from quire.utils.threads import give_way
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     )
 
 
-class Ops(RecurrentOps):
+class Ops(CompressedOps):
     """The ops of one engine. Engines in one process may have different ones, and different numbers of threads."""
 
     def __init__(
@@ -159,24 +159,26 @@ class Ops(RecurrentOps):
         activation: str | ClampedGate,
         residual: Tensor | None = None,
         routed: Tensor | None = None,
+        given: Tensor | None = None,
     ) -> Tensor:
         """Each token's experts, weighed and added up, and the shared one; plus residual.
 
         1. logits = x @ router.T + router_bias in float32, or of `routed` where the router reads something else than x.
-        2. `routing` chooses each token's experts and their weights; the scales of the experts multiply these.
+        2. `routing` chooses each token's experts and their weights; the scales of the experts multiply these. Where
+           experts are `given`, of which one may be there twice, it only weighs them.
         3. Each expert that is touched computes all of its tokens at once, as `gated_linear` and `linear` do. Where the
            routing says so, it reads weight * x, and the weight of its output is 1.
         4. In float32, for each token: the sum of weight * output in the order of the experts' indices, then the shared
            expert's output (times the sigmoid of its gate, if there is one, and its factor), then x times the sum of the
            weights of identities, then the residual.
-        Shapes: x, routed [T, M], residual [T, N] -> [T, N] in x's dtype. activation as in `gated_linear`, or a
-        `ClampedGate`, which takes the float32 sums of gate and up; of experts without a gate "quick_gelu", too, as
-        `activate` has it.
+        Shapes: x, routed [T, M], residual [T, N], given [T, num_chosen] int32 -> [T, N] in x's dtype.
+        activation as in `gated_linear`, or a `ClampedGate`, which takes the float32 sums of gate and up; of experts
+        without a gate "quick_gelu", too, as `activate` has it.
         """
         return cast(
             "Tensor",
             self._table["mixture_of_experts"](
-                x, weights, routing, activation=activation, residual=residual, routed=routed
+                x, weights, routing, activation=activation, residual=residual, routed=routed, given=given
             ),
         )
 

@@ -269,6 +269,52 @@ class AttentionMetadata:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RowCache:
+    """Rows that compressed attention keeps of tokens, or of entries that stand for several, and where they lie."""
+
+    rows: Tensor
+    """[2, B, 1, Y, X]"""
+    size: int
+    """Features of a row, 2 * X or one less."""
+    metadata: AttentionMetadata
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompressorWeights:
+    """What makes entries of the products and gates of tokens. F features of each of them."""
+
+    rate: int
+    """Tokens that an entry stands for."""
+    reach: int
+    """Tokens that it is made of: as many, or twice as many where entries overlap."""
+    bias: Tensor
+    """[rate, F] float32: added to the gates, by the token's place in its own entry."""
+    norms: tuple[Tensor, ...]
+    """[D] float32, and of the indexer's key [I]: weights of RMS norms of an entry's parts."""
+    eps: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HyperWeights:
+    """How a half of a layer reads and writes the streams of a token; P numbers of each."""
+
+    count: int
+    """S: streams."""
+    scale: Tensor
+    """[P] float32"""
+    base: Tensor
+    """[P] float32"""
+    iterations: int
+    eps: float
+    norm_eps: float
+
+    @property
+    def num_written(self) -> int:
+        """Numbers by which streams are written: 0 where they are only read."""
+        return self.base.shape[0] - self.count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StateMetadata:
     """Where the tokens of this step and the states of their sequences lie.
 

@@ -25,7 +25,7 @@ BLOCKS_AT_ONCE = 16
 def allocate_parts(ops: Ops, layout: KVLayout, num_blocks: int) -> list[Tensor]:
     """The parts of all pages."""
     page = layout.page
-    if layout.is_mixed or isinstance(page, StatePage):
+    if layout.is_mixed or isinstance(page, StatePage) or page.rate is not None:
         num_bytes = layout.block_bytes // layout.num_parts
         return [ops.allocate_states(num_blocks=num_blocks, num_bytes=num_bytes) for _ in range(layout.num_parts)]
     return [
@@ -48,20 +48,28 @@ def caches_of(layout: KVLayout, parts: Sequence[Tensor]) -> list[Tensor]:
     """The blocks of each layer; those of a recurrent one as the states that lie there."""
     caches = []
     for layer, place in sorted(layout.place_of_layer.items()):
-        page, cache = layout.groups[layout.group_of_layer[layer]].spec.page, parts[place.part]
+        page, cache = _page_of(layout, layer), parts[place.part]
         if isinstance(page, StatePage):
             cache = cache.view(torch.uint8).view(2, cache.shape[1], -1).view(torch.float32)
-        elif layout.is_mixed:
+        elif layout.is_mixed or page.rate is not None:
             cache = _blocks_within(cache, page, place.first_byte)
         caches.append(cache)
     return caches
+
+
+def _page_of(layout: KVLayout, layer: int) -> PageSpec | StatePage:
+    """A block of a layer, or of the one that it reads."""
+    kept = dict(layout.reads).get(layer, layer)
+    return layout.groups[layout.group_of_layer[kept]].page_of(kept)
 
 
 def _blocks_within(pages: Tensor, page: PageSpec, first_byte: int) -> Tensor:
     """The blocks that begin at a byte of each half of the pages. Shapes: -> [2, B, K, S, X], its blocks apart."""
     halves = pages.view(torch.uint8).view(2, pages.shape[1], -1)
     own = halves[..., first_byte : first_byte + page.num_bytes // 2].view(_cache_dtype(page))
-    return own.view(2, pages.shape[1], page.num_kv_heads, page.block_size, -1)
+    if page.rate is not None:
+        own = own[..., : page.num_slots * page.head_size]
+    return own.view(2, pages.shape[1], page.num_kv_heads, page.num_slots, -1)
 
 
 class CacheEngine:

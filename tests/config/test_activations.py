@@ -81,6 +81,7 @@ GATED = {
     "laguna": {"gating": "per-element"},
     "mimo_v2_flash": {"head_dim": 48},
     "longcat_flash": {"ffn_hidden_size": 300},
+    "deepseek_v4": {"index_n_heads": 70, "hc_mult": 2},
 }
 """Families with gates, recurrences or query heads of their own -> what makes another of their parts the widest."""
 

@@ -68,6 +68,8 @@ def with_old_rotation(raw: dict[str, Any]) -> dict[str, Any] | None:
     old, rope = {key: value for key, value in raw.items() if key != "rope_parameters"}, raw.get("rope_parameters")
     if rope is None:
         return old
+    if "compress" in rope:  # of layers that compress, and of the others (`test_compressed`)
+        return None
     full, sliding = rope.get("full_attention", rope), rope.get("sliding_attention")
     if sliding is not None:
         if family.sliding_theta is None or sliding["rope_type"] != "default":
@@ -119,7 +121,7 @@ def old_dialect(config: Any) -> dict[str, Any] | None:
     old = with_old_rotation(without_layer_types(config, saved(config)))
     if old is None or means(config, old):
         return old
-    is_nested = "full_attention" in config.rope_parameters
+    is_nested = not {"full_attention", "compress"}.isdisjoint(config.rope_parameters)
     assert is_nested or stretches_unless_told(config), "one rotation has always had keys"
     return None
 

@@ -61,6 +61,7 @@ ALLOWED = {
     "models/gemma4.py": {"_output_scale": "read from the checkpoint"},
     "layers/gated_recurrence.py": {"__init__": "read from the checkpoint"},
     "layers/embedding.py": {"__init__": "a number of the host, rounded when a model is loaded"},
+    "layers/experts.py": {"_token_table": "read from the checkpoint"},
 }
 """File -> function -> why it may."""
 LOADING = ("layers/quantization/",)

@@ -43,6 +43,10 @@ def prompts_for(ops: str) -> list[Any]:
 
 def ways_of(family: str) -> dict[str, dict[str, Any]]:
     """Without blocks of keys and values nothing grows, so only branches of a request need more memory than it has."""
+    if family == "deepseek_v4":  # whose layers are in five KV groups
+        return {
+            way: {**opts, "num_gpu_blocks_override": 24} if "preempted" in way else opts for way, opts in WAYS.items()
+        }
     if family not in ATTENTION_FREE:
         return WAYS
     return {way: options for way, options in WAYS.items() if "preempted" not in way}

@@ -40,6 +40,7 @@ ROUTINGS = {
     "one": Routing(num_chosen=1),
     "all": Routing(num_chosen=NUM_EXPERTS, renormalized=True),
     "divided by no less than": Routing(num_chosen=2, renormalized=True, least_sum=0.9),
+    "roots of softplus": Routing(num_chosen=3, scores=Scores.SQRT_SOFTPLUS, renormalized=True, factor=1.5),
     "divided by more": Routing(num_chosen=2, scores=Scores.SIGMOID, renormalized=True, added_to_sum=0.1),
 }
 GATES = {
@@ -139,7 +140,12 @@ class Mixture:
         if routing.near is not None:
             chosen, weights = one_after_the_other(logits.tolist(), routing.num_chosen, routing.near)
             return self._sum(x, routing, chosen, weights, gate)
-        scores = {Scores.SOFTMAX: logits.softmax(0), Scores.SIGMOID: logits.sigmoid()}.get(routing.scores, logits)
+        known = {
+            Scores.SOFTMAX: logits.softmax(0),
+            Scores.SIGMOID: logits.sigmoid(),
+            Scores.SQRT_SOFTPLUS: torch.nn.functional.softplus(logits).sqrt(),
+        }
+        scores = known.get(routing.scores, logits)
         ranked = scores + (0.0 if self.choice_bias is None else self.choice_bias.double())
         chosen = best(candidates(ranked, routing.groups), ranked.tolist())[: routing.num_chosen]
         weigh = {Scores.LOGITS: partial(torch.softmax, dim=0), Scores.LOGITS_SIGMOID: torch.sigmoid}
@@ -264,6 +270,27 @@ def test_a_row_does_not_depend_on_its_neighbours(ops: Ops, routing: str, shared:
     mixture, x = Mixture(ops, shared, dtype=dtype), rand(NUM_ROWS, SIZE, dtype=dtype)
     residual = rand(NUM_ROWS, SIZE, seed=9, dtype=dtype)
     assert_rows_alone(lambda rows: mixture(x[rows], ROUTINGS[routing], residual[rows]), NUM_ROWS)
+
+
+@pytest.mark.parametrize("shared", SHARED)
+@pytest.mark.parametrize("scores", list(Scores))
+def test_experts_that_are_given_are_only_weighed(ops: Ops, scores: Scores, shared: str) -> None:
+    """Those that the router would choose have the bits that they have then; one may be there several times."""
+    mixture = Mixture(ops, shared=shared)
+    routing, x = Routing(num_chosen=3, scores=scores, renormalized=True), rand(NUM_ROWS, SIZE)
+    logits = ops.linear(x, mixture.weights.router, out_dtype=torch.float32)[:, :NUM_EXPERTS].contiguous()
+    chosen, _ = native_route(logits, routing, None) if ops.name == "cpu" else route(logits, routing, None)
+
+    def computed(given: Tensor | None) -> Tensor:
+        return ops.mixture_of_experts(x, mixture.weights, routing, activation="silu", given=given)
+
+    assert torch.equal(computed(chosen.int()), computed(None))
+    same = computed(torch.full((NUM_ROWS, 3), 4, dtype=torch.int32))
+    one = replace(routing, num_chosen=1)
+    alone = ops.mixture_of_experts(
+        x, mixture.weights, one, activation="silu", given=torch.full((NUM_ROWS, 1), 4, dtype=torch.int32)
+    )
+    assert_close(same, alone.double())
 
 
 @pytest.mark.parametrize("format", ["int8", "int4_g32"])

@@ -106,7 +106,8 @@ def test_gated_linear_is_activated_gate_times_up(implementation: str, dtype: tor
 @each_implementation
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
-    ("outputs", "inputs"), [(2, 64), (3, 100), (64, 64), (320, 64), (37, 50), (96, 1024), (1030, 768), (2050, 128)]
+    ("outputs", "inputs"),
+    [(2, 64), (3, 100), (7, 21), (11, 9), (64, 64), (320, 64), (37, 50), (96, 1024), (1030, 768), (2050, 128)],
 )
 @pytest.mark.parametrize("activation", [None, "gelu_tanh"])
 def test_linear_rows_do_not_see_each_other(

@@ -27,6 +27,8 @@ def ops(request: pytest.FixtureRequest) -> Ops:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_planned_is_allocated(checkpoint: Callable[..., Path], ops: Ops, family: str, dtype: str) -> None:
     arch = ModelArch.from_config(json.loads((checkpoint(family) / "config.json").read_text()), source="config.json")
+    if dtype == "int8" and arch.family.compressed is not None:
+        pytest.skip("refused: rows of compressed attention are not kept in 8 bits")
     chunks = [mixer.window for mixer in arch.plain_attentions if mixer.is_chunked and mixer.window]
     for block_size in range(1, 65):
         if any(chunk % block_size for chunk in chunks):

@@ -36,6 +36,7 @@ from tests.worker.links import CopyLink
 from tools.fuzz_invariance.cases import MAX_MODEL_LEN, EngineChoice
 from tools.fuzz_invariance.patches import replaced
 
+COMPRESSED_LAYERS = ["compressed_sparse_attention", "heavily_compressed_attention", "sliding_attention"]
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "full": ("llama", {"num_hidden_layers": 2}),
     "learned positions": ("gpt2", {"n_layer": 2}),
@@ -60,9 +61,13 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "quantised, with zero points": ("qwen2", {"format": "awq"}),
     "quantised to 8-bit floats": ("llama", {"format": "fp8-blocks"}),
     "quantised to codes": ("llama", {"format": "ct-nvfp4"}),
+    "compressed": ("deepseek_v4", {"num_hidden_layers": 3, "layer_types": COMPRESSED_LAYERS, "mlp_layer_types": None}),
 }
 """name -> family and overrides for `make_checkpoint`, or the format of a quantised checkpoint. Their KV groups: one,
-one, one, two, four, one; of those with recurrent layers one, and four where there is attention, too, else one."""
+one, one, two, four, one; of those with recurrent layers one, and four where there is attention, too, else one; of the
+last one four."""
+COMPRESSED = "compressed"
+"""The model with compressed attention, which is drawn apart from the others."""
 ATTENTION_FREE = frozenset(name for name, (family, _) in MODELS.items() if family in checkpoints.ATTENTION_FREE)
 RECURRENT = frozenset(name for name, (family, _) in MODELS.items() if family in checkpoints.RECURRENT)
 DELAYS_S = (0.0, 0.0, 0.0005, 0.002)

@@ -275,7 +275,7 @@ def _pages(layout: KVLayout) -> list[str]:
     """How layers whose blocks differ share pages."""
     if not layout.is_mixed:
         return []
-    sizes = sorted({group.spec.page.num_bytes for group in layout.groups})
+    sizes = sorted({size for group in layout.groups for size in group.page_sizes})
     return [
         f"blocks of {counted(layout.block_size, 'token')} take {' or '.join(f'{size:,}' for size in sizes)} bytes of a "
         f"layer; {len(layout.groups)} groups of layers share pages of {layout.block_bytes:,} bytes, of which a "

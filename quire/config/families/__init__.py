@@ -39,6 +39,7 @@ ARCHITECTURES: Mapping[str, str] = MappingProxyType(
         "deepseek_v2": "DeepseekV2ForCausalLM",
         "deepseek_v3": "DeepseekV3ForCausalLM",
         "deepseek_v32": "DeepseekV32ForCausalLM",
+        "deepseek_v4": "DeepseekV4ForCausalLM",
         "dots1": "Dots1ForCausalLM",
         "ernie4_5": "Ernie4_5ForCausalLM",
         "ernie4_5_moe": "Ernie4_5_MoeForCausalLM",

@@ -24,6 +24,8 @@ class Scores(StrEnum):
     """The logits choose. The softmax over those of the chosen experts weighs."""
     LOGITS_SIGMOID = "logits_sigmoid"
     """The logits choose. The sigmoid of each weighs."""
+    SQRT_SOFTPLUS = "sqrt_softplus"
+    """sqrt(log(1 + exp(logit))), of each logit by itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +98,8 @@ class ExpertsSpec:
     has_router_scale: bool = False
     """What the router reads is multiplied by `router.scale` over the root of its size, and the weights of experts in
     the end by `router.per_expert_scale` (Gemma 4)."""
+    has_token_table: bool = False
+    """A table names the experts of each token's number, so the router only weighs them."""
     shared_size: int = 0
     """Width of an expert that every token passes; 0 for none."""
     has_shared_gate: bool = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -24,7 +25,7 @@ class Mixer(Variants):
     def kinds(cls) -> tuple[type[Any], ...]:
         """See `Variants`."""
         recurrent = (MambaSpec, Mamba2Spec, ShortConvSpec, GatedDeltaSpec, LightningSpec, RgLruSpec)
-        return AttentionSpec, LatentAttentionSpec, *recurrent
+        return AttentionSpec, LatentAttentionSpec, CompressedAttentionSpec, *recurrent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,10 +123,12 @@ class AttentionSpec(Mixer):
     factors: Factors = Factors()
     """The inner ones are those of queries, keys and values."""
 
-    def kv_cache_spec(self, page: PageSpec) -> KVCacheSpec:
+    def kv_cache_specs(self, page: PageSpec) -> tuple[KVCacheSpec, ...]:
         """What the layer keeps in the KV cache, a block of which is a page with the layer's own heads."""
         page = replace(page, num_kv_heads=self.heads.num_kv_heads, head_size=self.heads.head_size)
-        return FullAttentionSpec(page=page) if self.window is None else SlidingWindowSpec(page=page, window=self.window)
+        return (
+            FullAttentionSpec(page=page) if self.window is None else SlidingWindowSpec(page=page, window=self.window),
+        )
 
 
 HEAD_MULTIPLE = 4
@@ -142,9 +145,9 @@ class IndexerSpec:
     num_heads: int
     """Of queries; all of them read one key of each token, which the cache keeps behind the latent."""
     head_size: int
-    """Its first features rotate, as many as those of attention."""
+    """Its first features rotate, as many as those of attention; its last ones in compressed attention."""
     num_selected: int
-    """Tokens of the context that a query attends to, at most: those of the highest scores."""
+    """Tokens, or entries, of the context that a query attends to, at most: those of the highest scores."""
     interleaved: bool
     """Whether pairs of neighbouring features rotate, not the two halves; attention may do the other."""
 
@@ -189,9 +192,9 @@ class LatentAttentionSpec(Mixer):
         """What the cache keeps of a token: the rotated key, the latent, padding, and the indexer's key."""
         return cached_latent_size(self.rope_size, self.latent_size, self.indexer.head_size if self.indexer else 0)
 
-    def kv_cache_spec(self, page: PageSpec) -> KVCacheSpec:
+    def kv_cache_specs(self, page: PageSpec) -> tuple[KVCacheSpec, ...]:
         """What the layer keeps in the KV cache, a block of which is a page."""
-        return FullAttentionSpec(page=page)
+        return (FullAttentionSpec(page=page),)
 
 
 def cached_latent_size(rope_size: int, latent_size: int, index_size: int = 0) -> int:
@@ -199,8 +202,88 @@ def cached_latent_size(rope_size: int, latent_size: int, index_size: int = 0) ->
     return round_up(rope_size + latent_size, HEAD_MULTIPLE) + index_size
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompressorSpec:
+    """Makes one entry of so many tokens, which stands for them in attention once all of them are there (DeepSeek V4).
+
+    Each feature of an entry is a sum over the tokens, weighed by a softmax of gates.
+    """
+
+    rate: int
+    """Tokens of an entry."""
+    overlaps: bool
+    """An entry is also of the tokens of the one before it, by other products of these than their own entry."""
+    indexer: IndexerSpec | None
+    """Chooses entries by scores of its own; it compresses its keys likewise. None where queries see all entries."""
+
+    @property
+    def num_products(self) -> int:
+        """Of each feature of an entry, that a token has."""
+        return 1 + self.overlaps
+
+    @property
+    def reach(self) -> int:
+        """Tokens that an entry is made of."""
+        return self.rate * self.num_products
+
+    def parts(self, head_size: int) -> tuple[int, ...]:
+        """Features of an entry: of attention, and of the indexer's key behind them."""
+        return (head_size, self.indexer.head_size) if self.indexer else (head_size,)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompressedAttentionSpec(Mixer):
+    """Attention over the last tokens and entries that stand for earlier ones, whose keys are their values.
+
+    The cache keeps up to three things of a layer: keys of the last tokens, what the compressor needs of the tokens of
+    an unfinished entry, and entries. `layers/compressed.py` computes it.
+    """
+
+    num_heads: int
+    """Of queries; all of them read one key of each token."""
+    head_size: int
+    window: int
+    """Tokens that a query sees at most, itself included."""
+    rope: RopeConfig
+    """Of the last features of each head, in pairs of neighbours. What was attended to is rotated back."""
+    query_rank: int
+    """Features between the two products that give the queries."""
+    num_groups: int
+    """Parts of all heads' outputs, each of which passes a product of its own, and then all together one more."""
+    group_rank: int
+    """Features that such a product gives."""
+    compressor: CompressorSpec | None
+    """None in layers that see the last tokens alone."""
+
+    @property
+    def position_scale(self) -> None:
+        """Queries are not scaled by their positions."""
+        return None
+
+    @property
+    def query_scale(self) -> float:
+        """Multiplies query . key."""
+        return 1.0 / math.sqrt(self.head_size)
+
+    def kv_cache_specs(self, page: PageSpec) -> tuple[KVCacheSpec, ...]:
+        """The keys of the last tokens; products and gates of the last tokens, for the compressor; and entries."""
+        own = SlidingWindowSpec(page=_rows(page, self.head_size, 1), window=self.window)
+        if self.compressor is None:
+            return (own,)
+        spec, size = self.compressor, sum(self.compressor.parts(self.head_size))
+        tail = SlidingWindowSpec(page=_rows(page, 2 * spec.num_products * size, 1), window=spec.reach)
+        return own, tail, FullAttentionSpec(page=_rows(page, size, spec.rate))
+
+
+def _rows(page: PageSpec, size: int, rate: int) -> PageSpec:
+    """A page of rows of so many features, each of which is of so many tokens."""
+    return replace(page, num_kv_heads=1, head_size=round_up(size, 2) // 2, rate=rate, slot_multiple=1)
+
+
 LatentRule = Callable[[ConfigKeys, int, Mapping[str, str]], LatentAttentionSpec]
 """From a config, its longest context and the family's aliases to the mixer of all layers."""
+CompressedRule = Callable[[ConfigKeys, int, int], list[CompressedAttentionSpec]]
+"""From a config, a number of layers and the longest context to the mixer of each layer."""
 
 
 class StepNorms(StrEnum):
@@ -510,7 +593,7 @@ class RgLruSpec(Mixer):
 RecurrentSpec = MambaSpec | Mamba2Spec | ShortConvSpec | GatedDeltaSpec | LightningSpec | RgLruSpec
 """Mixers that keep a state of fixed size."""
 if TYPE_CHECKING:
-    MixerSpec = AttentionSpec | LatentAttentionSpec | RecurrentSpec
+    MixerSpec = AttentionSpec | LatentAttentionSpec | CompressedAttentionSpec | RecurrentSpec
 else:
     MixerSpec = Mixer  # what messages are decoded by: a codec knows no union of dataclasses
 """The kinds of mixers that there are."""

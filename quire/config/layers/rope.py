@@ -141,6 +141,14 @@ def read_ropes(
     return {kind: _rope(keys, rope, head_sizes[kind], max_position, aliases) for kind, rope in parameters.items()}
 
 
+def single_rope(keys: ConfigKeys, given: Mapping[str, Any], name: str, head_size: int, max_position: int) -> RopeConfig:
+    """The rotation that an object of the config called `name` describes, theta and share included.
+
+    Raises: ConfigError naming the key, its value and the remedy.
+    """
+    return _rope(keys, ConfigKeys(given, f"{keys.source}: {name}", {}), head_size, max_position, {})
+
+
 def _one_object(keys: ConfigKeys) -> Mapping[str, Any]:
     name, given = rotation_of(keys)
     if given is None:

@@ -24,6 +24,26 @@ class StreamsSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HyperSpec:
+    """Streams that every half of a layer reads and writes (hyper-connections, https://arxiv.org/abs/2409.19606).
+
+    Numbers of each token say how much of each stream the half reads, how much of what it gives is added to each, and
+    how the streams are mixed, by a matrix whose rows and columns add up to one. `models/deepseek_v4.py` computes it.
+    """
+
+    count: int
+    iterations: int
+    """By which rows and columns are divided by their sums, in turns (Sinkhorn and Knopp)."""
+    eps: float
+    """Added to sums, and to what is read."""
+
+    @property
+    def num_products(self) -> int:
+        """Numbers of a token for one half: what is read, what is added, and the matrix."""
+        return self.count * (2 + self.count)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LayerEmbeddingsSpec:
     """Embeddings of each token, one for each layer, joined by a product of the token's own embedding.
 

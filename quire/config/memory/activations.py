@@ -8,6 +8,7 @@ from quire.config.arch import LayerSpec, ModelArch
 from quire.config.family_spec import MlpKind, MlpSpec, NormKind, Norms
 from quire.config.layers.mixers import (
     AttentionSpec,
+    CompressedAttentionSpec,
     GatedDeltaSpec,
     IndexerSpec,
     LatentAttentionSpec,
@@ -20,58 +21,10 @@ from quire.config.layers.mixers import (
     SharedBlock,
 )
 from quire.config.layers.streams import LayerEmbeddingsSpec, StreamsSpec
+from quire.config.memory.compressed_activations import hyper_step
 from quire.config.memory.reference_activations import has_shortcuts, reference_activation_bytes
+from quire.config.memory.step_layout import FLOAT, INT32, StepLayout
 from quire.messages.kv import DTYPE_BYTES
-from quire.utils.math import round_up
-
-FLOAT = DTYPE_BYTES["float32"]
-"""Bytes of a number of what recurrent layers compute between their projections."""
-INT32 = 4
-"""Bytes of a position."""
-
-
-class _Layout:
-    """Pieces of one region; a piece that ends gives its place to later ones."""
-
-    def __init__(self, num_tokens: int, item: int) -> None:
-        self._num_tokens = num_tokens
-        self.item = item
-        self._pieces: dict[str, tuple[int, int]] = {}
-        self.peak = 0
-
-    def take(self, name: str, columns: int, item: int | None = None, *, rows: int = 1) -> None:
-        """Place a piece of so many columns, and rows for each token, in the model's dtype or items of another size."""
-        count = self._num_tokens * rows
-        count = round_up(count, 32) if count > 32 else count
-        self.place(name, count * columns * (self.item if item is None else item))
-
-    def place(self, name: str, num_bytes: int) -> None:
-        """Place a piece in the first gap."""
-        size, begin = round_up(num_bytes, 64), 0
-        for start, end in sorted(self._pieces.values()):
-            if start - begin >= size:
-                break
-            begin = end
-        self._pieces[name] = begin, begin + size
-        self.peak = max(self.peak, begin + size)
-
-    def begin(self, name: str) -> int:
-        """Where a piece lies."""
-        return self._pieces[name][0]
-
-    def move(self, name: str, begin: int) -> None:
-        """Let a piece lie elsewhere."""
-        old_begin, old_end = self._pieces[name]
-        self._pieces[name] = begin, begin + old_end - old_begin
-
-    def free(self, *names: str) -> None:
-        """End pieces."""
-        for name in names:
-            del self._pieces[name]
-
-    def rename(self, old: str, new: str) -> None:
-        """Call a piece by another name."""
-        self._pieces[new] = self._pieces.pop(old)
 
 
 def activation_bytes(arch: ModelArch, dtype: str, num_tokens: int, *, ops: str) -> int:
@@ -94,8 +47,8 @@ def step_logits_bytes(arch: ModelArch, dtype: str, num_tokens: int, num_sampled:
     return layout.peak - before
 
 
-def _step(arch: ModelArch, dtype: str, num_tokens: int) -> _Layout:
-    layout = _Layout(num_tokens, DTYPE_BYTES[dtype])
+def _step(arch: ModelArch, dtype: str, num_tokens: int) -> StepLayout:
+    layout = StepLayout(num_tokens, DTYPE_BYTES[dtype])
     if arch.scales.embedding != 1.0:
         layout.take("rows", arch.hidden_size)
     layout.take("hidden", arch.hidden_size)
@@ -111,6 +64,9 @@ def _step(arch: ModelArch, dtype: str, num_tokens: int) -> _Layout:
     if arch.streams is not None:
         _streams(layout, arch, arch.streams)
         layout.take("normed", arch.hidden_size)
+        return layout
+    if arch.hyper is not None:
+        hyper_step(layout, arch, arch.hyper)
         return layout
     if arch.layer_embeddings is not None:
         _embed_layers(layout, arch, arch.layer_embeddings)
@@ -131,7 +87,7 @@ def _has_shared_blocks(arch: ModelArch) -> bool:
     return any(mixer.shared is not None for mixer in arch.plain_attentions)
 
 
-def _rule_of(arch: ModelArch, layer: LayerSpec) -> Callable[[_Layout, ModelArch, LayerSpec], None]:
+def _rule_of(arch: ModelArch, layer: LayerSpec) -> Callable[[StepLayout, ModelArch, LayerSpec], None]:
     if has_shortcuts(arch):
         return _shortcut_layer
     if any(isinstance(mixer, AttentionSpec) and mixer.shared is not None for mixer in layer.mixers):
@@ -139,7 +95,7 @@ def _rule_of(arch: ModelArch, layer: LayerSpec) -> Callable[[_Layout, ModelArch,
     return _layer if arch.scales.joins is None else _joined_layer
 
 
-def _shortcut_layer(layout: _Layout, arch: ModelArch, layer: LayerSpec) -> None:
+def _shortcut_layer(layout: StepLayout, arch: ModelArch, layer: LayerSpec) -> None:
     """Two layers, and the experts that read what the first MLP reads."""
     _half(layout, arch, layer, "between", ("shortcut",))
     _half(layout, arch, layer, "out", ())
@@ -148,7 +104,7 @@ def _shortcut_layer(layout: _Layout, arch: ModelArch, layer: LayerSpec) -> None:
     layout.rename("joined", "hidden")
 
 
-def _half(layout: _Layout, arch: ModelArch, layer: LayerSpec, out: str, beside: tuple[str, ...]) -> None:
+def _half(layout: StepLayout, arch: ModelArch, layer: LayerSpec, out: str, beside: tuple[str, ...]) -> None:
     size = arch.hidden_size
     layout.take("normed", size)
     _mix_one(layout, arch, layer.mixers[0])
@@ -161,7 +117,7 @@ def _half(layout: _Layout, arch: ModelArch, layer: LayerSpec, out: str, beside: 
     layout.free("inner", "normed", "mixed")
 
 
-def _shared_layer(layout: _Layout, arch: ModelArch, layer: LayerSpec) -> None:
+def _shared_layer(layout: StepLayout, arch: ModelArch, layer: LayerSpec) -> None:
     """A shared block, and a recurrence that reads what it adds (`models/zamba2.py`)."""
     attention, recurrence = layer.mixers
     assert isinstance(attention, AttentionSpec)
@@ -180,7 +136,7 @@ def _shared_layer(layout: _Layout, arch: ModelArch, layer: LayerSpec) -> None:
     layout.rename("mixed", "hidden")
 
 
-def _attend_beside_embeddings(layout: _Layout, arch: ModelArch, shared: SharedBlock) -> None:
+def _attend_beside_embeddings(layout: StepLayout, arch: ModelArch, shared: SharedBlock) -> None:
     size, heads = arch.hidden_size, arch.num_heads * arch.head_size
     parts = (heads, *(arch.num_kv_heads * arch.head_size,) * 2)
     layout.take("both", 2 * size)
@@ -202,7 +158,7 @@ def _attend_beside_embeddings(layout: _Layout, arch: ModelArch, shared: SharedBl
     layout.free("attended", "normed")
 
 
-def _feed_shared(layout: _Layout, arch: ModelArch, shared: SharedBlock) -> None:
+def _feed_shared(layout: StepLayout, arch: ModelArch, shared: SharedBlock) -> None:
     layout.take("thin", shared.rank)
     layout.take("adapted", 2 * shared.intermediate_size)
     layout.free("thin")
@@ -214,7 +170,7 @@ def _feed_shared(layout: _Layout, arch: ModelArch, shared: SharedBlock) -> None:
     layout.free("inner", "renormed")
 
 
-def _streams(layout: _Layout, arch: ModelArch, streams: StreamsSpec) -> None:
+def _streams(layout: StepLayout, arch: ModelArch, streams: StreamsSpec) -> None:
     """Streams made of the embeddings, the layers, and the streams' mean (`models/gemma3n.py`)."""
     size, others = arch.hidden_size, range(1, streams.count)
     assert arch.layer_embeddings is not None
@@ -238,7 +194,7 @@ def _streams(layout: _Layout, arch: ModelArch, streams: StreamsSpec) -> None:
     layout.free("embeddings")
 
 
-def _embed_layers(layout: _Layout, arch: ModelArch, spec: LayerEmbeddingsSpec) -> None:
+def _embed_layers(layout: StepLayout, arch: ModelArch, spec: LayerEmbeddingsSpec) -> None:
     """The embeddings of all layers; their norm has a row for each."""
     width = arch.num_layers * spec.size
     layout.take("raw", width)
@@ -251,7 +207,7 @@ def _embed_layers(layout: _Layout, arch: ModelArch, spec: LayerEmbeddingsSpec) -
 
 
 def _stream_layer(
-    layout: _Layout, arch: ModelArch, layer: LayerSpec, streams: StreamsSpec, embeddings: LayerEmbeddingsSpec
+    layout: StepLayout, arch: ModelArch, layer: LayerSpec, streams: StreamsSpec, embeddings: LayerEmbeddingsSpec
 ) -> None:
     size, every, others = arch.hidden_size, range(streams.count), range(1, streams.count)
     (mixer,) = layer.mixers
@@ -288,7 +244,7 @@ def _stream_layer(
         layout.rename(f"next {index}", f"stream {index}")
 
 
-def _add_embedding(layout: _Layout, arch: ModelArch, spec: LayerEmbeddingsSpec, piece: str) -> None:
+def _add_embedding(layout: StepLayout, arch: ModelArch, spec: LayerEmbeddingsSpec, piece: str) -> None:
     """What a layer makes of its embeddings (`models/layer_embeddings.py`)."""
     layout.take("gated", spec.size)
     layout.take("projected", arch.hidden_size)
@@ -296,22 +252,22 @@ def _add_embedding(layout: _Layout, arch: ModelArch, spec: LayerEmbeddingsSpec, 
     layout.free("projected", "gated")
 
 
-def _route(layout: _Layout, arch: ModelArch, streams: StreamsSpec) -> None:
+def _route(layout: StepLayout, arch: ModelArch, streams: StreamsSpec) -> None:
     layout.take("router", arch.hidden_size)
     layout.take("routed", streams.count, FLOAT)
     layout.free("router")
 
 
-def _take_each(layout: _Layout, kind: str, indices: Iterable[int], columns: int) -> None:
+def _take_each(layout: StepLayout, kind: str, indices: Iterable[int], columns: int) -> None:
     for index in indices:
         layout.take(f"{kind} {index}", columns)
 
 
-def _free_each(layout: _Layout, kind: str, indices: Iterable[int]) -> None:
+def _free_each(layout: StepLayout, kind: str, indices: Iterable[int]) -> None:
     layout.free(*(f"{kind} {index}" for index in indices))
 
 
-def _layer(layout: _Layout, arch: ModelArch, layer: LayerSpec) -> None:
+def _layer(layout: StepLayout, arch: ModelArch, layer: LayerSpec) -> None:
     last = "hidden"
     if layer.mixers:
         _mix(layout, arch, arch.norms_of(layer), layer.mixers)
@@ -333,7 +289,7 @@ def _layer(layout: _Layout, arch: ModelArch, layer: LayerSpec) -> None:
         layout.rename(last, "hidden")
 
 
-def _mix(layout: _Layout, arch: ModelArch, norms: Norms, mixers: Sequence[MixerSpec]) -> None:
+def _mix(layout: StepLayout, arch: ModelArch, norms: Norms, mixers: Sequence[MixerSpec]) -> None:
     """Each mixer adds to what those before it gave."""
     _norm(layout, norms.input, arch.hidden_size)
     for number, mixer in enumerate(mixers):
@@ -345,7 +301,7 @@ def _mix(layout: _Layout, arch: ModelArch, norms: Norms, mixers: Sequence[MixerS
         _end_norm(layout, norms.input)
 
 
-def _feed(layout: _Layout, arch: ModelArch, norms: Norms, mlp: MlpSpec) -> None:
+def _feed(layout: StepLayout, arch: ModelArch, norms: Norms, mlp: MlpSpec) -> None:
     size = arch.hidden_size
     if arch.is_parallel and norms.pre_mlp is not None:
         layout.take("renormed", size)
@@ -365,7 +321,7 @@ def _feed(layout: _Layout, arch: ModelArch, norms: Norms, mlp: MlpSpec) -> None:
     _end_norm(layout, norms.input if arch.is_parallel and norms.pre_mlp is None else norms.pre_mlp)
 
 
-def _mix_beside(layout: _Layout, arch: ModelArch) -> None:
+def _mix_beside(layout: StepLayout, arch: ModelArch) -> None:
     """Experts beside the MLP that gave "out", which read other norms than it did (`models/gemma4.py`)."""
     size = arch.hidden_size
     layout.free("normed")
@@ -381,7 +337,7 @@ def _mix_beside(layout: _Layout, arch: ModelArch) -> None:
     layout.rename("joined", "out")
 
 
-def _joined_layer(layout: _Layout, arch: ModelArch, layer: LayerSpec) -> None:
+def _joined_layer(layout: StepLayout, arch: ModelArch, layer: LayerSpec) -> None:
     """Of a family with `Joins`: each half adds to what it reads."""
     size = arch.hidden_size
     layout.take("normed", size)
@@ -398,21 +354,24 @@ def _joined_layer(layout: _Layout, arch: ModelArch, layer: LayerSpec) -> None:
     layout.rename("out", "hidden")
 
 
-def _join_normed(layout: _Layout, size: int, piece: str) -> None:
+def _join_normed(layout: StepLayout, size: int, piece: str) -> None:
     layout.take("kept", size)
     layout.take("joined", size)
     layout.free(piece, "kept")
     layout.rename("joined", piece)
 
 
-def _mix_one(layout: _Layout, arch: ModelArch, mixer: MixerSpec) -> None:
+def _mix_one(layout: StepLayout, arch: ModelArch, mixer: MixerSpec) -> None:
     if isinstance(mixer, RecurrentSpec):
         _recur(layout, arch, mixer)
     else:
         _attend(layout, arch, mixer)
 
 
-def _attend(layout: _Layout, arch: ModelArch, mixer: AttentionSpec | LatentAttentionSpec) -> None:
+def _attend(
+    layout: StepLayout, arch: ModelArch, mixer: AttentionSpec | LatentAttentionSpec | CompressedAttentionSpec
+) -> None:
+    assert not isinstance(mixer, CompressedAttentionSpec), "models of which have streams"
     if isinstance(mixer, LatentAttentionSpec) and mixer.indexer is not None:
         _attend_indexed(layout, arch, mixer, mixer.indexer)
         return
@@ -442,7 +401,7 @@ def _has_experts(mixer: AttentionSpec | LatentAttentionSpec) -> bool:
     return isinstance(mixer, AttentionSpec) and mixer.experts is not None
 
 
-def _attend_indexed(layout: _Layout, arch: ModelArch, mixer: LatentAttentionSpec, indexer: IndexerSpec) -> None:
+def _attend_indexed(layout: StepLayout, arch: ModelArch, mixer: LatentAttentionSpec, indexer: IndexerSpec) -> None:
     """Attention over the latents that an indexer chooses (`layers/indexer.py`)."""
     assert mixer.query_rank is not None
     heads, size = arch.num_heads * arch.head_size, indexer.head_size
@@ -473,7 +432,7 @@ def _attend_indexed(layout: _Layout, arch: ModelArch, mixer: LatentAttentionSpec
     layout.free("attended")
 
 
-def _compress(layout: _Layout, arch: ModelArch, mixer: LatentAttentionSpec) -> None:
+def _compress(layout: StepLayout, arch: ModelArch, mixer: LatentAttentionSpec) -> None:
     """Queries and latents, as `latent_qkv` reads them."""
     if mixer.query_rank is not None:
         layout.take("down", mixer.query_rank)
@@ -485,14 +444,14 @@ def _compress(layout: _Layout, arch: ModelArch, mixer: LatentAttentionSpec) -> N
     layout.take("compressed", mixer.latent_size + mixer.rope_size)
 
 
-def _expand(layout: _Layout, arch: ModelArch, mixer: LatentAttentionSpec) -> None:
+def _expand(layout: StepLayout, arch: ModelArch, mixer: LatentAttentionSpec) -> None:
     """The values of what was attended to, by `latent_values`."""
     layout.take("values", arch.num_heads * mixer.value_size)
     layout.free("attended")
     layout.rename("values", "attended")
 
 
-def _recur(layout: _Layout, arch: ModelArch, mixer: RecurrentSpec) -> None:
+def _recur(layout: StepLayout, arch: ModelArch, mixer: RecurrentSpec) -> None:
     parts = (mixer.width, mixer.width) if isinstance(mixer, RgLruSpec) else (mixer.in_features,)
     pieces = [f"projected {index}" for index in range(len(parts))]
     for piece, columns in zip(pieces, parts, strict=True):
@@ -522,7 +481,7 @@ def _recur(layout: _Layout, arch: ModelArch, mixer: RecurrentSpec) -> None:
     layout.free("scanned")
 
 
-def _derive(layout: _Layout, mixer: MambaSpec) -> None:
+def _derive(layout: StepLayout, mixer: MambaSpec) -> None:
     """What Mamba's scan reads beside the projection, all of it in float32."""
     layout.take("convolved", mixer.inner_size, FLOAT)
     if layout.item != FLOAT:
@@ -535,7 +494,7 @@ def _derive(layout: _Layout, mixer: MambaSpec) -> None:
     layout.free("time")
 
 
-def _open(layout: _Layout, mixer: RgLruSpec) -> None:
+def _open(layout: StepLayout, mixer: RgLruSpec) -> None:
     """The gates of an RG-LRU, and the convolution that they and the scan read."""
     layout.take("convolved", mixer.width, FLOAT)
     layout.take("by block", mixer.width)
@@ -543,17 +502,17 @@ def _open(layout: _Layout, mixer: RgLruSpec) -> None:
     layout.free("by block")
 
 
-def _norm(layout: _Layout, name: str | None, size: int) -> None:
+def _norm(layout: StepLayout, name: str | None, size: int) -> None:
     if name is not None:
         layout.take("normed", size)
 
 
-def _end_norm(layout: _Layout, name: str | None) -> None:
+def _end_norm(layout: StepLayout, name: str | None) -> None:
     if name is not None:
         layout.free("normed")
 
 
-def _join(layout: _Layout, arch: ModelArch, norm: str | None, piece: str) -> None:
+def _join(layout: StepLayout, arch: ModelArch, norm: str | None, piece: str) -> None:
     """What a part gives is normed, scaled and added to the residual; without norm or scale its product adds it."""
     is_scaled = arch.scales.residual != 1.0
     for _ in range((norm is not None) + (is_scaled or (norm is not None and arch.norms.kind is NormKind.LAYER))):

@@ -231,7 +231,7 @@ def _of_numbers(machine: Machine, args: EngineArgs) -> Iterator[Change]:
     half = {"dtype": "bfloat16"} if dtype in ("float32", "float") else {}
     sizes = {machine.arch.head_size, *(mixer.heads.head_size for mixer in machine.arch.plain_attentions)}
     rounds_cache = args.kv_cache_dtype not in SCALED_DTYPES and all(size > 0 and size % 4 == 0 for size in sizes)
-    cache = {"kv_cache_dtype": "int8"} if rounds_cache else {}
+    cache = {"kv_cache_dtype": "int8"} if rounds_cache and machine.arch.family.compressed is None else {}
     if half:
         yield Change(options=half, cost="weights and activations are rounded to 16 bits")
     if cache:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from quire.config.arch import ModelArch
-from quire.config.layers.mixers import GatedDeltaSpec, LatentAttentionSpec, RecurrentSpec
+from quire.config.layers.mixers import CompressedAttentionSpec, GatedDeltaSpec, LatentAttentionSpec, RecurrentSpec
+from quire.config.memory.weight_shapes import compressions
 
 
 def reference_activation_bytes(arch: ModelArch, item: int) -> int:
@@ -17,6 +18,7 @@ def reference_activation_bytes(arch: ModelArch, item: int) -> int:
         default=0,
     )
     latent = max((_reference_latent_bytes(arch, item, mixer) for mixer in _latent_mixers(arch)), default=0)
+    latent = max([latent, *(_reference_compressed_bytes(arch, item, mixer) for mixer in set(compressions(arch)))])
     beside = item * size * any(len(layer.mixers) > 1 for layer in arch.layers)
     more = size * (arch.is_parallel or arch.norms.post_mlp is not None or arch.scales.residual != 1.0)
     more += 2 * size * (arch.scales.joins is not None)
@@ -25,13 +27,15 @@ def reference_activation_bytes(arch: ModelArch, item: int) -> int:
     mlp = item * (4 * size + more + inner) + 4 * (size + 4 * inner)
     if arch.streams is not None:
         beside += item * 4 * arch.streams.count * size
+    if arch.hyper is not None:
+        beside += item * 2 * arch.hyper.count * size + 4 * 2 * arch.hyper.num_products
     if arch.layer_embeddings is not None:
         beside += item * 4 * arch.num_layers * arch.layer_embeddings.size
     if any(layer.beside for layer in arch.mlps):
         mlp += item * 4 * size
     if has_shortcuts(arch):
         beside += item * 2 * size
-    if arch.streams is not None or arch.layer_embeddings is not None:
+    if arch.streams is not None or arch.hyper is not None or arch.layer_embeddings is not None:
         mlp += beside
     return max(beside + max(attention, recurrent, latent), mlp)
 
@@ -63,6 +67,18 @@ def _reference_latent_bytes(arch: ModelArch, item: int, mixer: LatentAttentionSp
     behind = heads * (arch.head_size + latent + 2 * mixer.value_size)
     chosen = _reference_index_bytes(item, mixer) if mixer.indexer else 0
     return item * (size + max(before + joined, behind)) + 12 * max(latent, mixer.nope_size, mixer.value_size) + chosen
+
+
+def _reference_compressed_bytes(arch: ModelArch, item: int, mixer: CompressedAttentionSpec) -> int:
+    """Queries before and behind their norm, what was attended to, keys; or what a compressor reads, with its sums."""
+    heads, spec = mixer.num_heads * mixer.head_size, mixer.compressor
+    numbers = 2 * arch.hidden_size + 2 * mixer.query_rank + 2 * heads + 2 * mixer.head_size
+    widest = max(heads, arch.hidden_size)
+    if spec is not None:
+        widest = max(widest, 2 * spec.num_products * sum(spec.parts(mixer.head_size)))
+    if spec is not None and spec.indexer is not None:
+        numbers += spec.indexer.num_heads * spec.indexer.head_size + 2 * spec.indexer.num_selected
+    return item * (numbers + widest) + 8 * widest
 
 
 def _reference_index_bytes(item: int, mixer: LatentAttentionSpec) -> int:

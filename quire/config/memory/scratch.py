@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from quire.config.arch import ModelArch
 from quire.config.layers.experts import ExpertsSpec
-from quire.config.layers.mixers import GatedDeltaSpec, LightningSpec, Mamba2Spec, RecurrentSpec, RgLruSpec
-from quire.config.memory.activations import FLOAT
-from quire.config.memory.weight_shapes import indexers
+from quire.config.layers.mixers import (
+    CompressedAttentionSpec,
+    GatedDeltaSpec,
+    LightningSpec,
+    Mamba2Spec,
+    RecurrentSpec,
+    RgLruSpec,
+)
+from quire.config.memory.step_layout import FLOAT
+from quire.config.memory.weight_shapes import compressions, indexers
 from quire.messages.kv import DTYPE_BYTES
 from quire.utils.math import cdiv, round_up
 
@@ -125,6 +132,46 @@ def selection_bytes(arch: ModelArch, num_tokens: int, max_model_len: int, block_
         return 0
     of_token = (round_up(max_model_len, block_size) * FLOAT, cdiv(max(found), block_size) * block_bytes)
     return _kept(max(each * min(num_tokens, max(1, SELECTION_BYTES // each)) for each in of_token))
+
+
+COMPRESSED_BYTES = 8 << 20
+"""What compressed attention works with at a time, unless one token or entry takes more (`WAVE_BYTES` in
+ops/compressed.py)."""
+SPLIT, TILE = 128, 16
+"""Rows of the context, and heads of queries, in whole numbers of which it computes (there)."""
+STREAM_ROWS = 32
+"""Tokens whose streams are read or written at a time (`ROWS_AT_A_TIME` in ops/hyper.py)."""
+
+
+def compressed_bytes(arch: ModelArch, num_tokens: int, max_model_len: int) -> int:
+    """Bytes that the ops of compressed attention, or of streams, work with beside the activations."""
+    attention = max((_compressed_bytes(mixer, num_tokens, max_model_len) for mixer in compressions(arch)), default=0)
+    streams = (
+        0 if arch.hyper is None else 6 * FLOAT * min(num_tokens, STREAM_ROWS) * arch.hyper.count * arch.hidden_size
+    )
+    return max(attention, streams)
+
+
+def _compressed_bytes(mixer: CompressedAttentionSpec, num_tokens: int, max_model_len: int) -> int:
+    """Contexts of some tokens; products and gates of the tokens of some entries; or scores of a token's entries."""
+    spec, heads = mixer.compressor, round_up(mixer.num_heads, TILE)
+    parts = (mixer.head_size,) if spec is None else spec.parts(mixer.head_size)
+    entries = 0 if spec is None else max_model_len // spec.rate
+    seen = entries if spec is None or spec.indexer is None else min(entries, spec.indexer.num_selected)
+    row = FLOAT * (4 * sum(parts) + 2 * heads + 3 * heads * mixer.head_size // SPLIT)
+    sizes = [_at_a_time((round_up(mixer.window, SPLIT) + round_up(seen, SPLIT)) * row, num_tokens)]
+    if spec is not None:
+        of_entry = 12 * FLOAT * spec.reach * spec.num_products * sum(parts)
+        sizes.append(_at_a_time(of_entry, cdiv(num_tokens, spec.rate) + 1))
+    if spec is not None and spec.indexer is not None:
+        of_split = 3 * FLOAT * SPLIT * (sum(parts) + 2 * round_up(spec.indexer.num_heads, TILE))
+        sizes.append(_at_a_time(of_split, cdiv(entries, SPLIT)) + entries * 16 * FLOAT)
+    return max(sizes)
+
+
+def _at_a_time(num_bytes: int, count: int) -> int:
+    """Of so many things of as many bytes each."""
+    return num_bytes * min(count, max(1, COMPRESSED_BYTES // num_bytes))
 
 
 CHANNELS_AT_ONCE = 64

@@ -8,7 +8,7 @@ from quire.config.memory.linear_shape import LinearShape
 
 def stream_linears(arch: ModelArch) -> list[LinearShape]:
     """Linear layers of streams and of embeddings of single layers."""
-    return [*_of_streams(arch), *_of_layer_embeddings(arch)]
+    return [*_of_streams(arch), *_of_hyper(arch), *_of_layer_embeddings(arch)]
 
 
 def _of_streams(arch: ModelArch) -> list[LinearShape]:
@@ -22,6 +22,25 @@ def _of_streams(arch: ModelArch) -> list[LinearShape]:
         LinearShape(parts=(rank,), in_features=size, count=layers),
         LinearShape(parts=(size,), in_features=rank, count=layers),
     ]
+
+
+def _of_hyper(arch: ModelArch) -> list[LinearShape]:
+    """Of hyper-connections, whose products stay in float32: two for each layer, and one behind the last."""
+    hyper = arch.hyper
+    if hyper is None:
+        return []
+    size = hyper.count * arch.hidden_size
+    return [
+        LinearShape(parts=(hyper.num_products,), in_features=size, count=2 * arch.num_layers, dtype="float32"),
+        LinearShape(parts=(hyper.count,), in_features=size, dtype="float32"),
+    ]
+
+
+def num_repeated(arch: ModelArch) -> int:
+    """Numbers of scales of hyper-connections that are there once for each product, and in the checkpoint once for all
+    that read, add or mix."""
+    hyper = arch.hyper
+    return 0 if hyper is None else 2 * arch.num_layers * (hyper.num_products - 3) + hyper.count - 1
 
 
 def _of_layer_embeddings(arch: ModelArch) -> list[LinearShape]:
@@ -50,6 +69,8 @@ def num_copied(arch: ModelArch) -> int:
 def stream_floats(arch: ModelArch) -> int:
     """Norms, coefficients and scales of streams; norms of embeddings of single layers."""
     floats, size = 0, arch.hidden_size
+    if arch.hyper is not None:
+        floats += 2 * (2 * arch.num_layers * arch.hyper.num_products + arch.hyper.count)
     if arch.streams is not None:
         coefficients = arch.streams.count**2 + arch.streams.count**3
         floats += arch.num_layers * (3 * size + coefficients)

@@ -17,6 +17,7 @@ from quire.config.layers.experts import ExpertsSpec
 from quire.config.layers.layer_kinds import Heads
 from quire.config.layers.mixers import (
     AttentionSpec,
+    CompressedAttentionSpec,
     GatedDeltaSpec,
     GateNorm,
     IndexerSpec,
@@ -32,7 +33,13 @@ from quire.config.layers.mixers import (
     StepNorms,
 )
 from quire.config.memory.linear_shape import LinearShape
-from quire.config.memory.stream_shapes import num_copied, num_layer_embeddings, stream_floats, stream_linears
+from quire.config.memory.stream_shapes import (
+    num_copied,
+    num_layer_embeddings,
+    num_repeated,
+    stream_floats,
+    stream_linears,
+)
 from quire.errors import ConfigError
 
 
@@ -117,7 +124,7 @@ def num_parameters(arch: ModelArch) -> int:
 def _num_made(arch: ModelArch) -> int:
     """Ones in place of weights that the norms of the checkpoint do not have."""
     heads = 0 if arch.norms.has_weight and arch.norms.heads is not HeadNorms.UNIT_ROTATED else _num_head_norms(arch)
-    heads += _num_value_norms(arch)
+    heads += _num_value_norms(arch) + sum(mixer.head_size for mixer in compressions(arch)) + num_repeated(arch)
     return heads if arch.norms.has_weight else _num_norms(arch) * arch.hidden_size + heads
 
 
@@ -237,9 +244,41 @@ def _latent(arch: ModelArch, mixer: MixerSpec) -> Counter[Shape]:
     return shapes
 
 
+def _compressed(arch: ModelArch, mixer: MixerSpec) -> Counter[Shape]:
+    """Each group of heads has a weight of its own; products and gates of a compressor are one."""
+    assert isinstance(mixer, CompressedAttentionSpec)
+    size, features = arch.hidden_size, mixer.num_heads * mixer.head_size
+    shapes = Counter[Shape]([((mixer.query_rank,), size), ((features,), mixer.query_rank), ((mixer.head_size,), size)])
+    shapes[(mixer.group_rank,), features // mixer.num_groups] += mixer.num_groups
+    shapes[(size,), mixer.num_groups * mixer.group_rank] += 1
+    spec = mixer.compressor
+    if spec is not None:
+        parts = tuple(spec.num_products * part for part in spec.parts(mixer.head_size))
+        shapes[parts * 2, size] += 1
+        if spec.indexer is not None:
+            shapes[(spec.indexer.num_heads * spec.indexer.head_size,), mixer.query_rank] += 1
+    return shapes
+
+
+def _compressed_floats(mixer: CompressedAttentionSpec) -> int:
+    """Norms, sinks, and what is added to gates. The norm of heads has ones."""
+    floats = mixer.query_rank + 2 * mixer.head_size + mixer.num_heads
+    if mixer.compressor is not None:
+        size = sum(mixer.compressor.parts(mixer.head_size))
+        floats += size + mixer.compressor.rate * mixer.compressor.num_products * size
+    return floats
+
+
+def compressions(arch: ModelArch) -> list[CompressedAttentionSpec]:
+    """Those of the mixers that attend over the last tokens and entries, in order."""
+    return [mixer for mixer in arch.mixers if isinstance(mixer, CompressedAttentionSpec)]
+
+
 def _index_weights(arch: ModelArch) -> list[LinearShape]:
     """Of indexers, what weighs their heads."""
-    counts = Counter(indexer.num_heads for indexer in indexers(arch))
+    of_entries = (mixer.compressor.indexer for mixer in compressions(arch) if mixer.compressor is not None)
+    found = [*indexers(arch), *(indexer for indexer in of_entries if indexer is not None)]
+    counts = Counter(indexer.num_heads for indexer in found)
     size = arch.hidden_size
     return [LinearShape(parts=(n,), in_features=size, count=count, dtype="float32") for n, count in counts.items()]
 
@@ -280,6 +319,7 @@ _MIXERS: Mapping[type[MixerSpec], Callable[[ModelArch, MixerSpec], Counter[Shape
     {
         AttentionSpec: _attention,
         LatentAttentionSpec: _latent,
+        CompressedAttentionSpec: _compressed,
         MambaSpec: _recurrent,
         Mamba2Spec: _recurrent,
         ShortConvSpec: _recurrent,
@@ -295,6 +335,8 @@ def _mixer_floats(arch: ModelArch, mixer: MixerSpec) -> int:
     """Numbers of a mixer that are kept in float32: biases, its own norms, and vectors of a recurrence."""
     if isinstance(mixer, RecurrentSpec):
         return _recurrent_floats(arch, mixer)
+    if isinstance(mixer, CompressedAttentionSpec):
+        return _compressed_floats(mixer)
     biases = arch.output_bias * arch.hidden_size
     if isinstance(mixer, AttentionSpec) and mixer.shared is not None:
         shared = mixer.shared
@@ -400,6 +442,7 @@ def _expert_floats(arch: ModelArch, experts: ExpertsSpec) -> int:
     bias += experts.has_bias * experts.num_experts * (parts * experts.size + arch.hidden_size)
     bias += experts.has_common_bias * arch.hidden_size
     bias += experts.has_choice_bias * experts.num_candidates
+    bias += experts.has_token_table * arch.vocab_size * experts.routing.num_chosen
     return bias + (experts.has_router_bias + experts.has_router_scale) * experts.num_experts
 
 
@@ -479,11 +522,26 @@ def _queries(arch: ModelArch) -> list[tuple[int, int | None]]:
     for mixer in arch.attentions:
         if isinstance(mixer, AttentionSpec):
             found.append((mixer.heads.query_size, mixer.window))
+        elif isinstance(mixer, CompressedAttentionSpec):
+            found += _compressed_queries(mixer)
         elif mixer.indexer is None:
             found.append((latent, None))
         else:
             indexer = mixer.indexer
             found += [(latent, indexer.num_selected), (indexer.num_heads * indexer.head_size // 2, None)]
+    return found
+
+
+def _compressed_queries(mixer: CompressedAttentionSpec) -> list[tuple[int, int | None]]:
+    """As `_queries`: a token of the context counts as its share of an entry."""
+    size, spec = mixer.num_heads * mixer.head_size, mixer.compressor
+    found: list[tuple[int, int | None]] = [(size, mixer.window)]
+    if spec is not None and spec.indexer is not None:
+        index = spec.indexer
+        found.append((max(1, size // spec.rate), index.num_selected * spec.rate))
+        found.append((max(1, index.num_heads * index.head_size // (2 * spec.rate)), None))
+    elif spec is not None:
+        found.append((max(1, size // spec.rate), None))
     return found
 
 

@@ -75,7 +75,8 @@ def read_quantization(raw: Mapping[str, Any], source: str) -> StoredQuantization
             f"{source}: the weights are quantised by {shown(method)}, as quantization_config says. quire reads "
             f"{', '.join(sorted(_METHODS))}; use such a checkpoint, or the original with --quantization int8 or int4."
         )
-    return reader(_Keys(given, source))
+    known = {"expert_dtype": raw["expert_dtype"]} if "expert_dtype" in raw else {}
+    return reader(_Keys({**known, **given}, source))
 
 
 class _Keys:
@@ -189,7 +190,8 @@ def _fp8(keys: _Keys) -> StoredQuantization:
     block = keys.given.get("weight_block_size")
     if block is not None and block != [128, 128]:
         keys.refuse("weight_block_size", "[128, 128]")
-    return StoredQuantization(method="fp8", packings=(Packing.FLOAT8,))
+    experts = keys.text("expert_dtype", dict.fromkeys(("fp8", "fp4")), "fp8")
+    return StoredQuantization(method="fp8", packings=(Packing.FLOAT8, *([Packing.FLOAT4] if experts == "fp4" else [])))
 
 
 def _modelopt(keys: _Keys) -> StoredQuantization:

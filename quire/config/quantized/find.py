@@ -23,11 +23,14 @@ BLOCK_ROWS = 128
 BNB_GROUP = 64
 """bitsandbytes' default; its quant_state says which it is."""
 FLOAT8 = "F8_E4M3"
+SCALES = ("weight_scale", "weight_scale_inv", "scale")
+"""Roles of the scales of weights that stand as they are; the first that is there counts."""
 DTYPES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         **dict.fromkeys(("qweight", "qzeros", "g_idx", "weight_g_idx"), ("I32",)),
         **dict.fromkeys(("scales", "SCB", "quant_map", "nested_absmax", "nested_quant_map"), ("F16", "BF16", "F32")),
         **dict.fromkeys(("weight_scale", "weight_scale_inv"), ("F16", "BF16", "F32", "U8", "F8_E8M0", FLOAT8)),
+        "scale": ("F32", "U8", "F8_E8M0"),
         **dict.fromkeys(("weight_global_scale", "weight_scale_2"), ("F16", "BF16", "F32")),
         "absmax": ("U8", "F16", "BF16", "F32"),
         "weight_zero_point": ("I32",),
@@ -145,9 +148,10 @@ def find_int8(name: str, headers: Headers, hints: Hints) -> StoredFormat | None:
 
 
 def find_float8(name: str, headers: Headers, hints: Hints) -> StoredFormat | None:
-    """weight [N, M] F8_E4M3, weight_scale or weight_scale_inv of [], [1], [N], [N, 1], [N, M / 32], [N / 128, M / 128]
-    or [N / 128, 1, M / 128, 1]."""
-    tensors = _tensors(name, ("weight", "weight_scale", "weight_scale_inv"), headers)
+    """weight [N, M] F8_E4M3; weight_scale, weight_scale_inv or scale (DeepSeek V4) of [], [1], [N], [N, 1],
+    [N, M / 32], [N / 128, M / 128] or [N / 128, 1, M / 128, 1].
+    """
+    tensors = _tensors(name, ("weight", *SCALES), headers)
     weight = headers(tensors.get("weight", ""))
     if weight is None or weight.dtype != FLOAT8:
         return None
@@ -165,7 +169,7 @@ def _by_scales(
 ) -> StoredFormat:
     """A weight that stands as it is beside its scales."""
     rows, columns = _header(name, tensors, "weight", headers, 2).shape
-    role = next((role for role in ("weight_scale", "weight_scale_inv") if role in tensors), None)
+    role = next((role for role in SCALES if role in tensors), None)
     if role is None:
         raise refuse(name, "has no weight_scale beside it")
     scales = _header(name, tensors, role, headers).shape
@@ -218,18 +222,21 @@ def find_float4(name: str, headers: Headers, hints: Hints) -> StoredFormat | Non
     """Codes [N, M / 2] U8, weight_scale [N, M / 16] F8_E4M3 or [N, M / 32] U8, and perhaps one scale for all.
 
     compressed-tensors: weight_packed, and weight_global_scale, by which it divides. ModelOpt: weight, and
-    weight_scale_2, by which it multiplies.
+    weight_scale_2, by which it multiplies. DeepSeek V4: weight I8, and scale [N, M / 32].
     """
-    roles = ("weight_packed", "weight", "weight_scale", "weight_global_scale", "weight_scale_2")
+    roles = ("weight_packed", "weight", "weight_scale", "weight_global_scale", "weight_scale_2", "scale")
     tensors = _tensors(name, roles, headers)
     codes = "weight_packed" if "weight_packed" in tensors else "weight"
     packed = headers(tensors.get(codes, ""))
-    if packed is None or packed.dtype != "U8":
+    by_scale = "scale" in tensors and "weight_scale" not in tensors
+    if packed is None or packed.dtype != ("I8" if by_scale else "U8"):
         return None
-    bytes_, scales = (_header(name, tensors, role, headers, 2) for role in (codes, "weight_scale"))
+    role = "scale" if by_scale else "weight_scale"
+    bytes_, scales = (_header(name, tensors, each, headers, 2) for each in (codes, role))
     rows, columns = bytes_.shape[0], bytes_.shape[1] * 2
     group_size = 16 if scales.dtype == FLOAT8 else 32
-    if scales.dtype not in (FLOAT8, "U8") or scales.shape != (rows, cdiv(columns, group_size)):
+    known = ("U8", "F8_E8M0") if by_scale else (FLOAT8, "U8")
+    if scales.dtype not in known or scales.shape != (rows, cdiv(columns, group_size)):
         raise _odd(name, tensors, headers)
     for role in ("weight_global_scale", "weight_scale_2"):
         if role in tensors and prod(_header(name, tensors, role, headers).shape) != 1:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from quire.config.memory.weight_formats import FLOAT4_LEVELS
-from quire.config.quantized.find import BLOCK_ROWS
+from quire.config.quantized.find import BLOCK_ROWS, SCALES
 from quire.config.quantized.stored import Packing, StoredFormat, refuse
 from quire.layers.quantization.bits import along_columns, along_rows, shuffled_along_rows, signed
 from quire.layers.quantization.bitsandbytes import unpack_bnb_4bit, unpack_bnb_8bit
@@ -64,7 +64,7 @@ def _int8(format: StoredFormat, stored: Stored) -> QuantizedRows:
 
 
 def _float8(format: StoredFormat, stored: Stored) -> QuantizedRows:
-    scales = stored["weight_scale"] if "weight_scale" in stored else stored["weight_scale_inv"]
+    scales = next(stored[role] for role in SCALES if role in stored)
     return _grouped(format, stored["weight"], _scales_of_rows(format, scales), None)
 
 
@@ -85,7 +85,8 @@ def _mxfp4(format: StoredFormat, stored: Stored) -> QuantizedRows:
 
 def _float4(format: StoredFormat, stored: Stored) -> QuantizedRows:
     codes = stored["weight_packed"] if "weight_packed" in stored else stored["weight"]
-    values, scales = along_rows(codes, 4).to(torch.int8), _numbers(stored["weight_scale"])
+    scales = _numbers(stored["weight_scale"] if "weight_scale" in stored else stored["scale"])
+    values = along_rows(codes.view(torch.uint8), 4).to(torch.int8)
     if "weight_global_scale" in stored:
         scales = scales / stored["weight_global_scale"].to(torch.float32).view(1, 1)
     if "weight_scale_2" in stored:

@@ -8,6 +8,16 @@ from types import MappingProxyType
 from quire.ops.cpu.attention import chunked_attention, paged_attention
 from quire.ops.cpu.attention_experts import expert_outputs, expert_queries
 from quire.ops.cpu.cache import allocate_kv_cache, copy_blocks, embedding, touch_blocks
+from quire.ops.cpu.compressed import (
+    compress,
+    compressed_attention,
+    read_streams,
+    rotate_last,
+    select_entries,
+    store_rows,
+    sum_streams,
+    write_streams,
+)
 from quire.ops.cpu.elementwise import (
     activate,
     clip,
@@ -82,6 +92,14 @@ OPS: MappingProxyType[str, Callable[..., object]] = MappingProxyType(
         "chunked_attention": chunked_attention,
         "select_tokens": select_tokens,
         "selected_attention": selected_attention,
+        "rotate_last": rotate_last,
+        "store_rows": store_rows,
+        "compress": compress,
+        "select_entries": select_entries,
+        "compressed_attention": compressed_attention,
+        "read_streams": read_streams,
+        "sum_streams": sum_streams,
+        "write_streams": write_streams,
         "row_max": row_max,
         "row_max_tensors": row_max_tensors,
         "allowed_max": allowed_max,

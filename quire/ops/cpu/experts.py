@@ -23,7 +23,7 @@ from quire.ops.cpu.runtime.weights import words_of
 from quire.ops.operands import ExpertWeights, MixtureWeights
 
 lib = load()
-SCORES = {Scores.SOFTMAX: 0, Scores.SIGMOID: 1, Scores.LOGITS: 2, Scores.LOGITS_SIGMOID: 3}
+SCORES = {Scores.SOFTMAX: 0, Scores.SIGMOID: 1, Scores.LOGITS: 2, Scores.LOGITS_SIGMOID: 3, Scores.SQRT_SOFTPLUS: 4}
 """By `qr_scores`."""
 NONE = -1.0
 """In place of `Routing.near`."""
@@ -53,6 +53,7 @@ def mixture_of_experts(
     activation: str | ClampedGate,
     residual: Tensor | None = None,
     routed: Tensor | None = None,
+    given: Tensor | None = None,
 ) -> Tensor:
     """See `Ops.mixture_of_experts`."""
     out = empty((x.shape[0], weights.experts[0].down.out_features), x.dtype)
@@ -64,6 +65,7 @@ def mixture_of_experts(
             out.data_ptr(),
             x.data_ptr(),
             None if routed is None else routed.data_ptr(),
+            None if given is None else given.data_ptr(),
             DTYPES[x.dtype],
             None if residual is None else residual.data_ptr(),
             x.shape[0],

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from types import MappingProxyType
 
+from quire.ops.compressed import compress, compressed_attention, rotate_last, select_entries, store_rows
 from quire.ops.elementwise import activate, clip, gate, scale_heads, scale_tokens
 from quire.ops.graphs import Graphs
+from quire.ops.hyper import read_streams, sum_streams, write_streams
 from quire.ops.reference.attention import chunked_attention, paged_attention
 from quire.ops.reference.attention_experts import expert_outputs, expert_queries
 from quire.ops.reference.cache import allocate_kv_cache, copy_blocks, touch_blocks
@@ -70,6 +72,14 @@ OPS: MappingProxyType[str, Callable[..., object]] = MappingProxyType(
         "chunked_attention": chunked_attention,
         "select_tokens": select_tokens,
         "selected_attention": selected_attention,
+        "rotate_last": rotate_last,
+        "store_rows": store_rows,
+        "compress": compress,
+        "select_entries": select_entries,
+        "compressed_attention": compressed_attention,
+        "read_streams": read_streams,
+        "sum_streams": sum_streams,
+        "write_streams": write_streams,
         "row_max": row_max,
         "row_max_tensors": row_max_tensors,
         "allowed_max": allowed_max,

@@ -32,11 +32,12 @@ def mixture_of_experts(
     activation: str | ClampedGate,
     residual: Tensor | None = None,
     routed: Tensor | None = None,
+    given: Tensor | None = None,
 ) -> Tensor:
     """See `Ops.mixture_of_experts`."""
     logits = linear((x if routed is None else routed).float(), weights.router, weights.router_bias)
     total = torch.zeros(x.shape[0], weights.experts[0].down.out_features)
-    for part in parts_of(logits, weights, routing):
+    for part in parts_of(logits, weights, routing, given):
         rows = x if part.rows is None else x.index_select(0, part.rows)
         if part.weighs_input:
             rows = (rows * part.weights.unsqueeze(1)).to(x.dtype)
@@ -100,13 +101,13 @@ class Part:
     """What the expert reads is multiplied instead."""
 
 
-def parts_of(logits: Tensor, weights: MixtureWeights, routing: Routing) -> Iterator[Part]:
+def parts_of(logits: Tensor, weights: MixtureWeights, routing: Routing, given: Tensor | None = None) -> Iterator[Part]:
     """What each expert that is touched has to do, in the order of their indices; then the shared one, or identities.
 
     Shapes: logits [T, X], of experts and identities and, behind them, of the shared expert's gate.
     """
     num_experts, num_candidates = len(weights.experts), len(weights.experts) + weights.num_identities
-    chosen, scales = route(logits[:, :num_candidates].contiguous(), routing, weights.choice_bias)
+    chosen, scales = route(logits[:, :num_candidates].contiguous(), routing, weights.choice_bias, given)
     of_identities = _row_sums(scales.masked_fill(chosen < num_experts, 0.0)) if weights.num_identities else None
     if weights.scales is not None:
         scales = scales * weights.scales[chosen]
@@ -123,11 +124,17 @@ def parts_of(logits: Tensor, weights: MixtureWeights, routing: Routing) -> Itera
         yield Part(None, None, of_identities)
 
 
-def route(logits: Tensor, routing: Routing, choice_bias: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The experts of each row, best first, and their weights.
+def route(
+    logits: Tensor, routing: Routing, choice_bias: Tensor | None, given: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """The experts of each row, best first, and their weights; or the weights of those that are given.
 
-    Shapes: logits [T, X] float32, choice_bias [X] float32 -> [T, num_chosen] int64, [T, num_chosen] float32.
+    Shapes: logits [T, X] float32, choice_bias [X] float32, given [T, num_chosen] int32 -> [T, num_chosen] int64,
+    [T, num_chosen] float32.
     """
+    if given is not None:
+        chosen = given.long()
+        return chosen, _weights(_SCORES[routing.scores](logits).gather(1, chosen), routing)
     if routing.near is not None:
         return _one_by_one(logits, routing.num_chosen, routing.near)
     scores = _SCORES[routing.scores](logits)
@@ -135,7 +142,11 @@ def route(logits: Tensor, routing: Routing, choice_bias: Tensor | None) -> tuple
     if routing.groups is not None:
         ranked = _in_best_groups(ranked, routing.groups)
     chosen = _best(ranked, routing.num_chosen)
-    weights = scores.gather(1, chosen)
+    return chosen, _weights(scores.gather(1, chosen), routing)
+
+
+def _weights(weights: Tensor, routing: Routing) -> Tensor:
+    """Of the scores of chosen experts. Shapes: [T, num_chosen] -> [T, num_chosen]."""
     if routing.scores is Scores.LOGITS:
         weights = weights.softmax(dim=-1)
     elif routing.scores is Scores.LOGITS_SIGMOID:
@@ -143,7 +154,7 @@ def route(logits: Tensor, routing: Routing, choice_bias: Tensor | None) -> tuple
     if routing.renormalized:
         sums = _row_sums(weights).clamp_(min=routing.least_sum).add_(routing.added_to_sum)
         weights = weights / sums.unsqueeze(1)
-    return chosen, weights if routing.factor == 1.0 else weights * routing.factor
+    return weights if routing.factor == 1.0 else weights * routing.factor
 
 
 def _one_by_one(logits: Tensor, num_chosen: int, near: float) -> tuple[Tensor, Tensor]:
@@ -166,12 +177,20 @@ def _sigmoid(logits: Tensor) -> Tensor:
     return torch.stack([logits, torch.zeros_like(logits)], dim=-1).softmax(dim=-1)[..., 0].contiguous()
 
 
+def _sqrt_softplus(logits: Tensor) -> Tensor:
+    """In rows of whole vectors, as torch computes the end of a stretch of elements otherwise."""
+    wide = logits.new_zeros(logits.shape[0], round_up(logits.shape[1], VECTOR))
+    wide[:, : logits.shape[1]] = logits
+    return F.softplus(wide).sqrt_()[:, : logits.shape[1]].contiguous()
+
+
 _SCORES: Mapping[Scores, Callable[[Tensor], Tensor]] = MappingProxyType(
     {
         Scores.SOFTMAX: lambda logits: logits.softmax(dim=-1),
         Scores.SIGMOID: _sigmoid,
         Scores.LOGITS: lambda logits: logits,
         Scores.LOGITS_SIGMOID: lambda logits: logits,
+        Scores.SQRT_SOFTPLUS: _sqrt_softplus,
     }
 )
 

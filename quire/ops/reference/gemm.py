@@ -30,8 +30,9 @@ TILE_ROWS = 8
 """Eight rows reach the speed of long products (116 GFLOP/s on one core) and waste little on a single row."""
 VECTOR = 32
 """Elements that torch's elementwise loops take at a time, at most (two AVX-512 registers)."""
-FEWEST_COLUMNS = 4
-"""Of a product: with two or three, MKL takes rows eight at a time on some CPUs, and a row's bits follow its place."""
+FEWEST_COLUMNS = 16
+"""Of a product: with two or three, MKL takes rows eight at a time on some CPUs, and with less than twelve and a depth
+that four does not divide on others, so that a row's bits follow its place."""
 PANEL_ELEMENTS = 1 << 18
 """Weights widened at a time: 1 MiB of float32."""
 

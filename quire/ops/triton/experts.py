@@ -46,11 +46,13 @@ def mixture_of_experts(
     activation: str | ClampedGate,
     residual: Tensor | None = None,
     routed: Tensor | None = None,
+    given: Tensor | None = None,
 ) -> Tensor:
     """See `Ops.mixture_of_experts`. Raises: ConfigError for experts whose weights have different formats.
 
-    Models whose experts are identities in part are not loaded for a GPU.
+    Models whose experts are identities in part, or given by a table, are not loaded for a GPU.
     """
+    assert given is None
     expert, num_experts = weights.experts[0], len(weights.experts)
     out = x.new_empty(x.shape[0], expert.down.out_features)
     if not x.shape[0]:
