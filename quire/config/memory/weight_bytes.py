@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from quire.config.arch import ModelArch
 from quire.config.family_spec import MlpSpec
@@ -119,7 +120,9 @@ def _saved_bytes(format: StoredFormat, dtype: str, *, ops: str, isa: str) -> int
         *stacked, rows, columns = format.shape
         shape, count = LinearShape(parts=(rows,), in_features=columns), math.prod(stacked)
     order = 4 * shape.in_features if format.has_order and ops != "reference" else 0
-    return count * (packed_bytes(shape, dtype, ops=ops, isa=isa) - packed_bytes(shape, kept, ops=ops, isa=isa) - order)
+    panel = packed_bytes(replace(shape, parts=(PANEL,)), dtype, ops=ops, isa=isa)
+    plain = panel * sum(shape.parts) // PANEL  # beside its neighbours no weight fills up a panel by itself
+    return count * (plain - packed_bytes(shape, kept, ops=ops, isa=isa) - order)
 
 
 def loading_bytes(arch: ModelArch, dtype: str, quantization: str | None = None, *, ops: str, isa: str = "") -> int:
