@@ -12,7 +12,8 @@ from torch import Tensor
 from quire.config.arch import ModelArch
 from quire.config.family_spec import MlpSpec
 from quire.config.layers.experts import ExpertsSpec
-from quire.errors import ConfigError
+from quire.config.quantized.resolve import ALIKE
+from quire.errors import CheckpointError, ConfigError
 from quire.layers.activation import activation_of, ungated_activation_of
 from quire.layers.context import LayerContext
 from quire.layers.linear import Linear
@@ -188,11 +189,19 @@ def _expert(arch: ModelArch, spec: ExpertsSpec, ctx: LayerContext, spelling: _Sp
         last = ctx.read_plain(down, shape, one).t()
         gate_up = [ctx.read(name, shape, one) for name in first]
     return ExpertWeights(
-        gate_up=ctx.packed(first, gate_up),
+        gate_up=_alike(ctx.packed(first, gate_up), ctx),
         down=ctx.packed([down], [last]),
         gate_up_bias=_single_bias(ctx, first, inner) if spec.has_bias else None,
         down_bias=_single_bias(ctx, [down], size) if spec.has_bias else None,
     )
+
+
+def _alike(weight: LinearWeight, ctx: LayerContext) -> LinearWeight:
+    """The products that an expert reads its input with. Raises: CheckpointError where they are no single weight."""
+    if weight.format == "mixed":
+        formats = " and ".join(part.format for part in weight.parts)
+        raise CheckpointError(f"{ctx.name} has an expert whose products are stored differently ({formats}); {ALIKE}")
+    return weight
 
 
 def _single_bias(ctx: LayerContext, weights: list[str], size: int) -> Tensor:
@@ -213,7 +222,7 @@ def _stacked_expert(
     last = _of_stack(ctx, spelling.down, narrow, one, transposed=names.experts_transposed)
     halves = (both[::2], both[1::2]) if names.experts_mixed else split_rows(both, [inner] * (1 + spec.is_gated))
     return ExpertWeights(
-        gate_up=ctx.packed([spelling.gate_up], halves),
+        gate_up=_alike(ctx.packed([spelling.gate_up], halves), ctx),
         down=ctx.packed([spelling.down], [last]),
         gate_up_bias=_stacked_bias(ctx, spelling.gate_up, wide[0], one, names.experts_mixed) if spec.has_bias else None,
         down_bias=_stacked_bias(ctx, spelling.down, size, one) if spec.has_bias else None,
@@ -254,4 +263,6 @@ def _shared(arch: ModelArch, spec: ExpertsSpec, ctx: LayerContext) -> ExpertWeig
     child = shared.child("gate_up_proj" if spec.is_gated else arch.family.names.up)
     gate_up = Linear(child, arch.hidden_size, *[size] * (1 + spec.is_gated), bias=has_bias)
     down = Linear(shared.child(down_name), size, arch.hidden_size, bias=has_bias, shard_dim=1)
-    return ExpertWeights(gate_up=gate_up.weight, down=down.weight, gate_up_bias=gate_up.bias, down_bias=down.bias)
+    return ExpertWeights(
+        gate_up=_alike(gate_up.weight, shared), down=down.weight, gate_up_bias=gate_up.bias, down_bias=down.bias
+    )

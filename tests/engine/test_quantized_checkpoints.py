@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 import quire
 from quire import LLM, SamplingParams
 from quire.config.memory.weight_bytes import weight_bytes
-from quire.errors import ConfigError
+from quire.errors import CheckpointError, ConfigError
 from quire.loader.model_impl import read_model_arch
 from quire.ops.backends import ops_of
 from tests.config.test_weight_shapes import tensors_of
@@ -78,6 +78,7 @@ def test_other_layers_keep_their_bits(format: str, family: str, tmp_path: Path) 
     """Biases, experts, latents, indexers."""
     latent = {"q_lora_rank": 64, "kv_lora_rank": 32, "v_head_dim": 32}
     sizes = {
+        "qwen3_moe": {"moe_intermediate_size": 64},
         "deepseek_v3": {**latent, "moe_intermediate_size": 64},
         "deepseek_v32": {**latent, "moe_intermediate_size": 64, "index_head_dim": 32},
         "longcat_flash": {**latent, "ffn_hidden_size": 96, "expert_ffn_hidden_size": 64},
@@ -123,6 +124,23 @@ def test_the_plan_counts_what_they_take(format: str, ops: str, pairs: dict[str, 
     model = Harness(ops_of(ops), directory, arch=arch).model
     loaded = sum(tensor.nbytes for tensor in {tensor.data_ptr(): tensor for tensor in tensors_of(model)}.values())
     assert weight_bytes(arch, "float32", ops=ops) == pytest.approx(loaded, rel=0.02)
+
+
+@native
+@pytest.mark.parametrize("product", ["experts.1.up_proj", "shared_experts.gate_proj"])
+def test_an_expert_that_is_stored_in_two_ways_is_refused_before_weights_are_read(product: str, tmp_path: Path) -> None:
+    sizes = {"q_lora_rank": 64, "kv_lora_rank": 32, "v_head_dim": 32, "moe_intermediate_size": 64}
+    quantized, plain = make_quantized_checkpoint("awq", tmp_path, "deepseek_v3", **sizes)
+    name, tensors = f"model.layers.1.mlp.{product}", load_file(quantized / "model.safetensors")
+    kept = {tensor: value for tensor, value in tensors.items() if not tensor.startswith(name)}
+    kept[f"{name}.weight"] = load_file(plain / "model.safetensors")[f"{name}.weight"]
+    save_file(kept, quantized / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ConfigError, match=rf"{name}.*in one format only. --dequantize makes plain weights"):
+        LLM(str(quantized), max_model_len=64)
+    with pytest.raises(CheckpointError, match=r"model.layers.1.mlp.* has an expert whose products are stored diff"):
+        logits_of(quantized, "cpu")
+    with LLM(str(quantized), max_model_len=64, dequantize=True) as llm:
+        assert llm.generate([[1, 2, 3]], SamplingParams(max_tokens=2, ignore_eos=True))  # type: ignore[arg-type, list-item]
 
 
 def test_the_plan_leaves_out_what_no_layer_reads(pairs: dict[str, Pair], tmp_path: Path) -> None:
