@@ -15,11 +15,12 @@ from torch import Tensor
 
 from quire.config.quantized.config import SIDE_FILE, StoredQuantization, read_quantization, with_side_file
 from quire.config.quantized.find import weights_in
-from quire.config.quantized.stored import Header
+from quire.config.quantized.stored import Header, Packing
 from quire.errors import CheckpointError, ConfigError
 from quire.layers.quantization.unpack import UNPACK
 from quire.loader.mapped_file import STORED_DTYPES
 from quire.ops.dequantize import dequantize
+from tests.quantized_layouts import ct_config
 
 LAYER = "model.layers.0.mlp.up_proj"
 PACKED_4: Mapping[str, Any] = {
@@ -171,10 +172,28 @@ def mutated(headers: Headers, draw: random.Random) -> Headers:
         ({**PACKED_4, "sparsity_config": {"format": "sparse-24-bitmask"}}, "weights that are not sparse"),
         ({**PACKED_4, "transform_config": {"config_groups": {"R1": {}}}}, "weights that are not rotated"),
         ({"quant_method": "fp8", "fmt": "e5m2"}, "fmt is 'e5m2'"),
-        ({"quant_method": "fp8", "weight_block_size": [64, 64]}, "weight_block_size"),
+        ({"quant_method": "fp8", "weight_block_size": [64]}, "weight_block_size is [64]; quire reads the rows and col"),
+        ({"quant_method": "fp8", "weight_block_size": [0, 64]}, "weight_block_size"),
         ({"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}, "quant_algo is 'W4A8_AWQ'; quire reads FP8, "),
         ({"quant_method": "modelopt", "quant_algo": ["FP8"]}, "quant_algo is ['FP8']"),
-        ({"quant_method": "modelopt", "quant_algo": "FP8", "kv_cache_scheme": "FP8"}, "kv_cache_scheme is 'FP8'"),
+        ({"quant_method": "modelopt", "quant_algo": "FP8", "kv_cache_scheme": ["FP8"]}, "kv_cache_scheme is ['FP8']"),
+        ({"quant_method": "gptq", "format": "marlin"}, "format is 'marlin'"),
+        ({"quant_method": "gptq", "checkpoint_format": "gptq", "format": "gptq_p"}, "format is 'gptq_p'"),
+        ({"quant_method": "gptq", "is_marlin_format": True}, "is_marlin_format is True"),
+        ({"quant_method": "gptq", "pack_dtype": "int16"}, "pack_dtype is 'int16'"),
+        ({"quant_method": "gptq", "rotation": "hadamard"}, "weights that are not rotated"),
+        ({"quant_method": "gptq", "group_size": "128"}, "group_size is '128'"),
+        ({"quant_method": "gptq", "dynamic": [1]}, "dynamic is [1]; quire reads an object"),
+        ({"quant_method": "gptq", "dynamic": {"x": {"group_size": [1]}}}, "group_size"),
+        ({"quant_method": "awq", "checkpoint_format": "gemv"}, "checkpoint_format is 'gemv'"),
+        ({"quant_method": "auto-round", "spinquant_config": {"r1": True}}, "weights that are not rotated"),
+        ({"quant_method": "auto-round", "rotation_config": {"type": "hadamard"}}, "weights that are not rotated"),
+        ({"quant_method": "auto-round", "packing_format": "auto_round:mlx"}, "packing_format"),
+        ({**PACKED_4, "format": "marlin-24"}, "format is 'marlin-24'"),
+        ({**PACKED_4, "format": "nvfp4-e5m3-pack-quantized"}, "format is 'nvfp4-e5m3-pack-quantized'"),
+        (ct_config({"num_bits": 6, "type": "float"}), "integers of 2, 4 and 8 bits, and floats of 4 and 8"),
+        (ct_config({"num_bits": 8, "block_structure": 128}), "the rows and columns of a block"),
+        (ct_config({"num_bits": 4}, layout="mxfp6-pack-quantized"), "format is 'mxfp6-pack-quantized'"),
         ({"quant_method": ["gptq"]}, "quantised by"),
         ({}, "quantised by None"),
         ("yes", "must be an object"),
@@ -184,6 +203,52 @@ def test_what_is_not_read_is_refused_by_name(config: object, words: str) -> None
     with pytest.raises(ConfigError) as caught:
         read_quantization({"quantization_config": config}, "config.json")
     assert words in str(caught.value)
+
+
+GPTQMODEL = {"method": "gptq", "pack_dtype": "int32", "lm_head": False, "meta": {"quantizer": ["gptqmodel:7.0.0"]}}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"quant_method": "gptq", "bits": 4, "group_size": -1, "dynamic": None, "checkpoint_format": None},
+        {"quant_method": "gptq", **GPTQMODEL, "format": "gptq_v2", "checkpoint_format": "gptq_v2"},
+        {"quant_method": "gptq", "is_marlin_format": False, "dynamic": {"-:lm_head": {}, "+:x": {"bits": 8}}},
+        {"quant_method": "awq", "version": None, "format": "gemm", "checkpoint_format": "gemm", "method": "awq"},
+        {"quant_method": "intel/auto-round", "backend": "auto_round:gptq", "extra_config": {"x": {"bits": 16}}},
+        {"quant_method": "auto-round", "bits": 3, "backend": "auto", "packing_format": "auto"},
+        {**PACKED_4, "sparsity_config": {}, "transform_config": {}, "format": "mixed-precision"},
+        {"quant_method": "fp8", "fmt": None, "weight_block_size": None, "ignored_layers": None},
+        {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0, "modules_to_not_convert": ["lm_head"]},
+        {"quant_method": "modelopt", "quant_algo": "W4A16_NVFP4", "kv_cache_scheme": "NVFP4"},
+        {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_storage": "bfloat16"},
+    ],
+)
+def test_what_writers_say_in_other_words_is_read(config: dict[str, object]) -> None:
+    found = read_quantization({"quantization_config": config}, "config.json")
+    assert found is not None
+    assert found.method in str(config["quant_method"])
+
+
+@pytest.mark.parametrize(
+    ("keys", "packing", "is_v1"),
+    [
+        ({}, Packing.GPTQ, True),
+        ({"packing_format": "auto_round:auto_gptq"}, Packing.GPTQ, True),
+        ({"packing_format": "auto_round:gptqmodel"}, Packing.GPTQ, False),
+        ({"packing_format": "auto_round"}, Packing.GPTQ, False),
+        ({"packing_format": "auto_round:auto_awq"}, Packing.AWQ, None),
+        ({"backend": "auto_round:gptq:exllamav2"}, Packing.GPTQ, True),
+        ({"backend": "auto_round:exllamav2"}, Packing.GPTQ, False),
+        ({"backend": "auto_round:awq:gemm"}, Packing.AWQ, None),
+        ({"backend": "tritonv2"}, Packing.GPTQ, True),
+    ],
+)
+def test_dialects_of_auto_round(keys: dict[str, str], packing: Packing, is_v1: bool | None) -> None:
+    found = read_quantization({"quantization_config": {"quant_method": "auto-round", **keys}}, "config.json")
+    assert found is not None
+    assert found.packings == (packing,)
+    assert is_v1 is None or found.hints.is_v1 == is_v1
 
 
 def test_a_file_beside_config_json_says_it_where_config_json_does_not(tmp_path: Path) -> None:
