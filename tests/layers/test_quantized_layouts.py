@@ -25,6 +25,7 @@ from tests.quantized_layouts import awq, bnb_nf4, ct_config, ct_int8, ct_packed,
 LAYER = "model.layers.0.mlp.up_proj"
 SIZES = (None, 16, 24, 32, 48, 80, 96, 128, 1024)
 """Of groups. They fit 192 columns in twos and threes alike, and some divide them."""
+PACKED = ct_config({"num_bits": 4, "group_size": 32, "symmetric": False})
 BLOCKS = ((128, 128), (64, 64), (96, 96), (32, 96), (256, 128), (16, 16), (1, 128))
 
 
@@ -153,6 +154,18 @@ def test_the_config_decides_whether_there_are_zero_points(kind: str, symmetric: 
     found = quantization.find(f"{LAYER}.weight", Checkpoint(tmp_path).header)
     assert found is not None
     assert found.has_zero_points == (not symmetric)
+
+
+@pytest.mark.parametrize("kind", ["awq", "packed", "int8"])
+def test_zero_points_that_are_missing_are_missed(kind: str, tmp_path: Path) -> None:
+    config, written, role = {
+        "awq": ({"quant_method": "awq"}, awq(weight_of(), size=32), "qzeros"),
+        "packed": (PACKED, ct_packed(weight_of(), bits=4, size=32, symmetric=False), "weight_zero_point"),
+        "int8": (PACKED, ct_int8(weight_of(), size=32, block_rows=1, symmetric=False), "weight_zero_point"),
+    }[kind]
+    tensors = {name: tensor for name, tensor in written.tensors.items() if name != role}
+    with pytest.raises(CheckpointError, match=f"{LAYER}.weight has no zero points"):
+        read_back(config, Written(tensors=tensors, weight=written.weight), tmp_path)
 
 
 def gptq_of(*, symmetric: bool) -> Written:

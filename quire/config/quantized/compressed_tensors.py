@@ -46,8 +46,10 @@ def read_schemes(keys: Keys) -> Hints:
     blocks = {keys.block(shape, "config_groups") for each in weights if (shape := each.get("block_structure"))}
     sizes = [_size_of(keys, each) for each in weights]
     schemes = [(each["num_bits"], size) for each, size in zip(weights, sizes, strict=True) if _type_of(each) == "int"]
+    symmetric = [each.get("symmetric", True) is True for each in weights]
     return Hints(
-        is_symmetric=all(each.get("symmetric", True) is True for each in weights),
+        is_symmetric=all(symmetric),
+        is_asymmetric=bool(symmetric) and not any(symmetric),
         group_sizes=frozenset(size for size in sizes if size),
         blocks=frozenset(blocks) or Hints().blocks,
         schemes=tuple(dict.fromkeys(schemes)),

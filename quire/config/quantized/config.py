@@ -111,7 +111,9 @@ def _awq(keys: Keys) -> StoredQuantization:
     keys.check_bits("bits", (4, 8))
     for key in ("version", "format", "checkpoint_format"):
         keys.text(key, ("gemm", "GEMM"), "gemm")
-    hints = Hints(is_symmetric=not keys.flag("zero_point", default=True), group_sizes=keys.group_sizes())
+    has_zero_points = keys.flag("zero_point", default=True)
+    sizes = keys.group_sizes()
+    hints = Hints(is_symmetric=not has_zero_points, is_asymmetric=has_zero_points, group_sizes=sizes)
     return StoredQuantization(method="awq", packings=(Packing.AWQ,), hints=hints)
 
 

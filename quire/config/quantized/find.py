@@ -46,6 +46,8 @@ class Hints:
 
     is_symmetric: bool = False
     """No layer has zero points but such as stand for none."""
+    is_asymmetric: bool = False
+    """Every layer that has integers has zero points."""
     has_order: bool = False
     """GPTQ's desc_act."""
     is_v1: bool = True
@@ -90,6 +92,7 @@ def find_awq(name: str, headers: Headers, hints: Hints) -> StoredFormat | None:
     tensors = _tensors(name, ("qweight", "scales", "qzeros"), headers)
     if "qweight" not in tensors:
         return None
+    _check_zero_points(name, "qzeros" in tensors, hints)
     words, scales = (_header(name, tensors, role, headers, 2) for role in ("qweight", "scales"))
     rows, groups = scales.shape[1], scales.shape[0]
     bits = _bits(name, words.shape[1], rows)
@@ -120,6 +123,7 @@ def find_packed(name: str, headers: Headers, hints: Hints) -> StoredFormat | Non
     shape = headers(tensors.get("weight_shape", ""))
     bits, group_size, columns = _packed_bits(name, words.shape[1], groups, hints, shape)
     zeros = headers(tensors.get("weight_zero_point", ""))
+    _check_zero_points(name, zeros is not None, hints)
     fits = {"I32": (cdiv(rows * bits, WORD_BITS), groups), "I8": scales.shape}
     if zeros is not None and zeros.shape != fits.get(zeros.dtype):
         raise _odd(name, tensors, headers)
@@ -166,6 +170,7 @@ def find_int8(name: str, headers: Headers, hints: Hints) -> StoredFormat | None:
     weight = headers(tensors.get("weight", ""))
     if weight is None or weight.dtype != "I8" or "weight_scale" not in tensors:
         return None
+    _check_zero_points(name, "weight_zero_point" in tensors, hints)
     has_zero_points = "weight_zero_point" in tensors and not hints.is_symmetric
     return _by_scales(name, Packing.INT8, tensors, headers, hints, has_zero_points=has_zero_points)
 
@@ -288,7 +293,10 @@ def find_bitsandbytes(name: str, headers: Headers, hints: Hints) -> StoredFormat
     if len(weight.shape) != 2 or scales.shape != weight.shape[:1]:
         raise refuse(name, f"has shape {list(weight.shape)} and scales {list(scales.shape)}")
     tensors = {"weight": name, "SCB": f"{layer}SCB"}
-    if headers(f"{layer}weight_format") is not None:
+    layout = headers(f"{layer}weight_format")
+    if layout is not None and prod(layout.shape) != 1:
+        raise refuse(name, f"has a weight_format of shape {list(layout.shape)}, not one number")
+    if layout is not None:
         tensors["weight_format"] = f"{layer}weight_format"
     return StoredFormat(
         name=name, packing=Packing.BNB_8BIT, tensors=tensors, shape=weight.shape, bits=8, group_size=weight.shape[1]
@@ -440,6 +448,11 @@ def _only(name: str, fitting: Sequence[tuple[int, ...]], problem: str) -> tuple[
 
 def _listed(sizes: Iterable[tuple[int, ...]]) -> str:
     return ", ".join(" x ".join(map(str, size)) for size in sizes)
+
+
+def _check_zero_points(name: str, are_there: bool, hints: Hints) -> None:
+    if hints.is_asymmetric and not are_there:
+        raise refuse(name, "has no zero points, which all layers have as config.json says")
 
 
 def _odd(name: str, tensors: Mapping[str, str], headers: Headers) -> Exception:
