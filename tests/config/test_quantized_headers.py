@@ -13,8 +13,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire.config.quantized.config import SIDE_FILE, StoredQuantization, read_quantization, with_side_file
+from quire.config.quantized.config import StoredQuantization, read_quantization
 from quire.config.quantized.find import weights_in
+from quire.config.quantized.side_file import with_side_file
 from quire.config.quantized.stored import Header, Packing
 from quire.errors import CheckpointError, ConfigError
 from quire.layers.quantization.unpack import UNPACK
@@ -222,12 +223,21 @@ GPTQMODEL = {"method": "gptq", "pack_dtype": "int32", "lm_head": False, "meta": 
         {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0, "modules_to_not_convert": ["lm_head"]},
         {"quant_method": "modelopt", "quant_algo": "W4A16_NVFP4", "kv_cache_scheme": "NVFP4"},
         {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_storage": "bfloat16"},
+        {"quant_method": "AWQ", "version": "GEMM"},
     ],
 )
 def test_what_writers_say_in_other_words_is_read(config: dict[str, object]) -> None:
     found = read_quantization({"quantization_config": config}, "config.json")
     assert found is not None
-    assert found.method in str(config["quant_method"])
+    assert found.method in str(config["quant_method"]).lower()
+
+
+def test_methods_that_have_no_name_or_another_one_are_known() -> None:
+    old = read_quantization({"quantization_config": {"load_in_8bit": True, "llm_int8_threshold": 6.0}}, "config.json")
+    spelt = read_quantization({"compression_config": {**PACKED_4, "quant_method": "compressed_tensors"}}, "config.json")
+    assert old is not None
+    assert spelt is not None
+    assert (old.method, spelt.method) == ("bitsandbytes", "compressed-tensors")
 
 
 @pytest.mark.parametrize(
@@ -252,7 +262,7 @@ def test_dialects_of_auto_round(keys: dict[str, str], packing: Packing, is_v1: b
 
 
 def test_a_file_beside_config_json_says_it_where_config_json_does_not(tmp_path: Path) -> None:
-    file, given = tmp_path / SIDE_FILE, {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}
+    file, given = tmp_path / "hf_quant_config.json", {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}
     assert with_side_file({"a": 1}, tmp_path) == {"a": 1}
     file.write_text(json.dumps({"producer": {"name": "modelopt"}, "quantization": given}))
     found = read_quantization(with_side_file({}, tmp_path), "config.json")
@@ -266,3 +276,19 @@ def test_a_file_beside_config_json_says_it_where_config_json_does_not(tmp_path: 
     file.write_text(json.dumps({"quantization": ["FP8"]}))
     with pytest.raises(CheckpointError, match=r"hf_quant_config.json: quantization is \['FP8'\]"):
         with_side_file({}, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "method"),
+    [
+        ("quantize_config.json", {"bits": 4, "group_size": 96, "desc_act": False, "model_name_or_path": None}, "gptq"),
+        ("quant_config.json", {"zero_point": True, "q_group_size": 96, "w_bit": 4, "version": "GEMM"}, "awq"),
+    ],
+)
+def test_files_of_older_writers_say_it_too(name: str, given: dict[str, object], method: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(json.dumps(given))
+    found = read_quantization(with_side_file({}, tmp_path), "config.json")
+    assert found is not None
+    assert (found.method, found.hints.group_sizes) == (method, frozenset({96}))
+    given = {"compression_config": PACKED_4}
+    assert with_side_file(given, tmp_path) == given

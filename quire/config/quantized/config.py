@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from quire.config.json_file import read_json_object
 from quire.config.quantized.compressed_tensors import read_schemes
 from quire.config.quantized.find import FINDERS, Hints
 from quire.config.quantized.keys import Keys
 from quire.config.quantized.kv_cache import StoredKVCache, read_kv_cache_scheme
 from quire.config.quantized.stored import Headers, Packing, StoredFormat
-from quire.errors import CheckpointError, ConfigError, shown
-
-SIDE_FILE = "hf_quant_config.json"
+from quire.errors import ConfigError, shown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,23 +38,6 @@ class StoredQuantization:
         return next((format for format in found if format is not None), None)
 
 
-def with_side_file(raw: dict[str, Any], directory: Path) -> dict[str, Any]:
-    """config.json with what ModelOpt wrote into a file of its own, where config.json has no quantization_config.
-
-    Raises: CheckpointError naming the file.
-    """
-    if raw.get("quantization_config") is not None:
-        return raw
-    file, remedy = directory / SIDE_FILE, "Download the file again."
-    found = read_json_object(file, remedy, CheckpointError)
-    if found is None:
-        return raw
-    given = found.get("quantization")
-    if not isinstance(given, Mapping):
-        raise CheckpointError(f"{file}: quantization is {shown(given)}; it must be an object. {remedy}")
-    return {**raw, "quantization_config": {**given, "quant_method": "modelopt"}}
-
-
 def read_quantization(raw: Mapping[str, Any], source: str) -> StoredQuantization | None:
     """What config.json says of quantised weights; None where it says nothing.
 
@@ -70,7 +49,7 @@ def read_quantization(raw: Mapping[str, Any], source: str) -> StoredQuantization
         return None
     if not isinstance(given, Mapping):
         raise ConfigError(f"{source}: quantization_config is {shown(given)}; it must be an object. Correct the file.")
-    method = given.get("quant_method")
+    method = _method_of(given)
     reader = _METHODS.get(method) if isinstance(method, str) else None
     if reader is None:
         raise ConfigError(
@@ -78,6 +57,14 @@ def read_quantization(raw: Mapping[str, Any], source: str) -> StoredQuantization
             f"{', '.join(sorted(_METHODS))}; use such a checkpoint, or the original with --quantization int8 or int4."
         )
     return reader(Keys(given, source))
+
+
+def _method_of(given: Mapping[str, Any]) -> Any:
+    """quant_method in small letters; bitsandbytes wrote none before transformers 4.32."""
+    method = given.get("quant_method")
+    if method is None and (given.get("load_in_4bit") is True or given.get("load_in_8bit") is True):
+        return "bitsandbytes"
+    return method.lower().replace("compressed_tensors", "compressed-tensors") if isinstance(method, str) else method
 
 
 def _gptq(keys: Keys) -> StoredQuantization:
