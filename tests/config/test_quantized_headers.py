@@ -224,6 +224,7 @@ GPTQMODEL = {"method": "gptq", "pack_dtype": "int32", "lm_head": False, "meta": 
         {"quant_method": "modelopt", "quant_algo": "W4A16_NVFP4", "kv_cache_scheme": "NVFP4"},
         {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_storage": "bfloat16"},
         {"quant_method": "AWQ", "version": "GEMM"},
+        {"quant_method": "fp8", "fmt": "float8_e4m3fn", "weight_block_size": [128, 128]},
     ],
 )
 def test_what_writers_say_in_other_words_is_read(config: dict[str, object]) -> None:
@@ -238,6 +239,24 @@ def test_methods_that_have_no_name_or_another_one_are_known() -> None:
     assert old is not None
     assert spelt is not None
     assert (old.method, spelt.method) == ("bitsandbytes", "compressed-tensors")
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"},
+        {"quant_algo": "FP8", "kv_cache_quant_algo": "fp8"},
+        {"quant_algo": "FP8", "kv_cache_scheme": "FP8"},
+        {"quant_algo": "FP8", "kv_cache_scheme": {"type": "float", "num_bits": 8, "dynamic": False}},
+        {"quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}},
+    ],
+)
+def test_modelopt_says_in_many_ways_that_the_kv_cache_is_fp8(keys: dict[str, object]) -> None:
+    found = read_quantization({"quantization_config": {"quant_method": "modelopt", **keys}}, "config.json")
+    assert found is not None
+    assert found.quantizes_weights
+    assert found.kv_cache is not None
+    assert found.kv_cache.dtype == "fp8"
 
 
 @pytest.mark.parametrize(

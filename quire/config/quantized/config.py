@@ -155,8 +155,12 @@ def _kv_cache(keys: Keys) -> StoredKVCache | None:
 
 
 def _fp8(keys: Keys) -> StoredQuantization:
-    keys.text("fmt", ("e4m3",), "e4m3")
+    keys.text("fmt", _E4M3, "e4m3")
     return StoredQuantization(method="fp8", packings=(Packing.FLOAT8,), hints=Hints(blocks=keys.blocks()))
+
+
+_E4M3 = ("e4m3", "e4m3fn", "float8_e4m3", "float8_e4m3fn")
+"""How it is called; MiniMax M2 has torch's name."""
 
 
 def _fbgemm_fp8(keys: Keys) -> StoredQuantization:
@@ -165,8 +169,9 @@ def _fbgemm_fp8(keys: Keys) -> StoredQuantization:
 
 
 def _modelopt(keys: Keys) -> StoredQuantization:
-    """Newer files have a kv_cache_scheme as compressed-tensors has, older ones a name. Without an algorithm only the KV
-    cache was calibrated, if anything was."""
+    """Newer files have a kv_cache_scheme as compressed-tensors has, older ones a name, some within an object of their
+    own. Without an algorithm only the KV cache was calibrated, if anything was."""
+    keys = Keys({**keys.given, **keys.table("quantization")}, keys.source)
     algorithm = keys.given.get("quant_algo")
     if algorithm is not None and (not isinstance(algorithm, str) or algorithm.upper() not in _MODELOPT):
         keys.refuse("quant_algo", ", ".join(_MODELOPT))
@@ -181,7 +186,7 @@ def _modelopt(keys: Keys) -> StoredQuantization:
 def _named_cache(keys: Keys) -> StoredKVCache | None:
     scheme, name = keys.given.get("kv_cache_scheme"), keys.given.get("kv_cache_quant_algo")
     name = scheme if isinstance(scheme, str) else name if scheme is None else None
-    if name == "FP8":
+    if isinstance(name, str) and name.upper() == "FP8":
         return read_kv_cache_scheme({"type": "float", "num_bits": 8, "dynamic": False})
     return _kv_cache(keys) if name is None else read_kv_cache_scheme({"type": name})
 
