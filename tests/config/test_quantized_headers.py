@@ -235,6 +235,9 @@ def test_what_writers_say_in_other_words_is_read(config: dict[str, object]) -> N
 
 def test_methods_that_have_no_name_or_another_one_are_known() -> None:
     old = read_quantization({"quantization_config": {"load_in_8bit": True, "llm_int8_threshold": 6.0}}, "config.json")
+    modelopt = read_quantization({"quantization_config": {"quant_algo": "NVFP4", "config_groups": {}}}, "config.json")
+    assert modelopt is not None
+    assert modelopt.method == "modelopt"
     spelt = read_quantization({"compression_config": {**PACKED_4, "quant_method": "compressed_tensors"}}, "config.json")
     assert old is not None
     assert spelt is not None

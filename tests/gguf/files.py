@@ -186,12 +186,16 @@ class GgufFile:
         self.weights = {name: value.float().numpy() for name, value in load_file(source / "model.safetensors").items()}
         self.extra: dict[str, Any] = {}
         """Further keys of the architecture."""
+        self.alignment: int | None = None
+        """Bytes; None for GGUF's 32."""
         self.stands_for: dict[str, np.ndarray] = {}
         """By transformers' names: the numbers that the file's weights stand for."""
 
     def write(self, target: Path, *, split_tensors: int = 0, tokenizer: bool = True) -> Path:
         """The file, or the first of several with so many tensors each."""
         writer = gguf.GGUFWriter(target, self.arch, split_max_tensors=split_tensors)
+        if self.alignment is not None:
+            writer.add_custom_alignment(self.alignment)
         self._add_metadata(writer)
         if tokenizer:
             add_byte_pairs(writer, self.source)

@@ -60,10 +60,12 @@ def read_quantization(raw: Mapping[str, Any], source: str) -> StoredQuantization
 
 
 def _method_of(given: Mapping[str, Any]) -> Any:
-    """quant_method in small letters; bitsandbytes wrote none before transformers 4.32."""
+    """quant_method in small letters. bitsandbytes wrote none before transformers 4.32, nor did ModelOpt at first."""
     method = given.get("quant_method")
     if method is None and (given.get("load_in_4bit") is True or given.get("load_in_8bit") is True):
         return "bitsandbytes"
+    if method is None and "quant_algo" in given:
+        return "modelopt"
     return method.lower().replace("compressed_tensors", "compressed-tensors") if isinstance(method, str) else method
 
 
