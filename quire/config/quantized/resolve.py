@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
-from types import MappingProxyType
-
 from quire.config.arch import ModelArch
 from quire.config.engine import QuantConfig
 from quire.config.flags.args import EngineArgs
-from quire.errors import ConfigError
+from quire.config.quantized.experts import divided_experts
+from quire.errors import ConfigError, counted
+from quire.log import get_logger
+
+log = get_logger(__name__)
 
 ROUNDING = ("int8", "int4")
 """Methods of `--quantization` that round plain weights."""
 MAX_NAMED = 3
-ALIKE = "the kernels take both of an expert's products in one format only. --dequantize makes plain weights of them."
-BOTH: Mapping[str, str] = MappingProxyType({"gate_proj": "up_proj", "up_proj": "gate_proj", "w1": "w3", "w3": "w1"})
-"""Of the two products that an expert reads its input with, each -> the other."""
-EXPERT = re.compile(r"\.(experts\.\d+|shared_(experts?|mlp))\.")
 
 
 def resolve_quantization(args: EngineArgs, arch: ModelArch, ops: str) -> QuantConfig:
@@ -39,7 +35,7 @@ def resolve_quantization(args: EngineArgs, arch: ModelArch, ops: str) -> QuantCo
         raise ConfigError(f"quantization={given!r}, but the checkpoint's weights are {found}. Leave quantization out.")
     if ops == "cpu" and not args.dequantize:
         _check_formats(arch)
-        _check_experts(arch)
+        _tell_experts(arch)
     return QuantConfig(method=given if given in ROUNDING else None, stored=stored, dequantize=args.dequantize)
 
 
@@ -55,13 +51,11 @@ def _check_formats(arch: ModelArch) -> None:
         )
 
 
-def _check_experts(arch: ModelArch) -> None:
-    """Raises: ConfigError naming an expert one of whose products is stored otherwise than the one beside it."""
-    if not any(spec.is_gated for spec in arch.mixtures):
-        return
-    kept = {format.name: format.kept_as for format in arch.quantized if EXPERT.search(format.name)}
-    for name, format in kept.items():
-        expert, _, last = name.removesuffix(".weight").rpartition(".")
-        other = f"{expert}.{BOTH[last]}.weight" if last in BOTH else name
-        if kept.get(other) != format:
-            raise ConfigError(f"{arch.source}: {name} is stored otherwise ({format}) than {other}; {ALIKE}")
+def _tell_experts(arch: ModelArch) -> None:
+    divided = sorted(divided_experts(arch))
+    if divided:
+        log.warning(
+            "%s of experts become plain numbers, for gate and up are stored differently, such as %s",
+            counted(len(divided), "weight"),
+            divided[0],
+        )

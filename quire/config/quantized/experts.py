@@ -1,0 +1,31 @@
+"""Experts whose gate and up projections a checkpoint stores in different formats.
+
+Kernels read an expert's input once and multiply it with both, in one format. So these two become plain numbers; the
+third projection, and other experts, stay as they are.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from quire.config.arch import ModelArch
+
+BESIDE: Mapping[str, str] = MappingProxyType({"gate_proj": "up_proj", "up_proj": "gate_proj", "w1": "w3", "w3": "w1"})
+"""Of the projections that read an expert's input, each -> the other."""
+EXPERT = re.compile(r"\.(experts\.\d+|shared_(experts?|mlp))\.")
+
+
+def divided_experts(arch: ModelArch) -> frozenset[str]:
+    """The quantised weights of an expert that cannot stay as they are for the one beside them."""
+    if not any(spec.is_gated for spec in arch.mixtures):
+        return frozenset()
+    kept = {format.name: format.kept_as for format in arch.quantized if EXPERT.search(format.name)}
+    return frozenset(name for name, format in kept.items() if kept.get(_beside(name)) != format)
+
+
+def _beside(name: str) -> str:
+    """The name of the other projection; of one that has none, its own."""
+    expert, _, last = name.removesuffix(".weight").rpartition(".")
+    return f"{expert}.{BESIDE[last]}.weight" if last in BESIDE else name
