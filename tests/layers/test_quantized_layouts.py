@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from quire.layers.weights import WHOLE, WeightMap
 from quire.loader.checkpoint import Checkpoint
 from quire.loader.readers import CheckpointReader
 from quire.ops.dequantize import dequantize
-from tests.quantized_checkpoints import Written
+from tests.quantized_checkpoints import Written, modelopt_nvfp4, nvfp4
 from tests.quantized_layouts import awq, bnb_nf4, ct_config, ct_int8, ct_packed, fp8, gptq
 
 LAYER = "model.layers.0.mlp.up_proj"
@@ -165,6 +165,36 @@ def test_zero_points_that_are_missing_are_missed(kind: str, tmp_path: Path) -> N
     }[kind]
     tensors = {name: tensor for name, tensor in written.tensors.items() if name != role}
     with pytest.raises(CheckpointError, match=f"{LAYER}.weight has no zero points"):
+        read_back(config, Written(tensors=tensors, weight=written.weight), tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["gptq", "awq", "int8", "fp8"])
+def test_one_scale_for_a_row_where_config_json_has_groups_is_refused(kind: str, tmp_path: Path) -> None:
+    """As of a tensor of scales that was cut off. Groups as long as a row have one scale, too."""
+    write = {
+        "gptq": lambda: gptq(weight_of(), bits=4, size=None, symmetric=True, shuffled=False, v1=True),
+        "awq": lambda: awq(weight_of(), size=None),
+        "int8": lambda: ct_int8(weight_of(), size=None, block_rows=1, symmetric=True),
+        "fp8": lambda: fp8(weight_of(), size=None, block_rows=1, name="weight_scale"),
+    }[kind]
+
+    def config_of(size: int) -> dict[str, Any]:
+        if kind in ("gptq", "awq"):
+            return {"quant_method": kind, "group_size": size}
+        return ct_config({"num_bits": 8, "type": "float" if kind == "fp8" else "int", "group_size": size})
+
+    check(config_of(192), write(), tmp_path)
+    with pytest.raises(CheckpointError, match=f"{LAYER}.weight has one scale for 192 .* groups of 64"):
+        read_back(config_of(64), write(), tmp_path)
+
+
+@pytest.mark.parametrize("write", [nvfp4, modelopt_nvfp4])
+def test_nvfp4_needs_its_scale_for_all(write: Callable[[Tensor], Written], tmp_path: Path) -> None:
+    written = write(weight_of().bfloat16())
+    names = ("weight_global_scale", "weight_scale_2", "input_scale")
+    tensors = {name: tensor for name, tensor in written.tensors.items() if name not in names}
+    config = {"quant_method": "modelopt", "quant_algo": "NVFP4"}
+    with pytest.raises(CheckpointError, match=f"{LAYER}.weight has no scale for all of it"):
         read_back(config, Written(tensors=tensors, weight=written.weight), tmp_path)
 
 

@@ -51,6 +51,7 @@ def read_schemes(keys: Keys) -> Hints:
         is_symmetric=all(symmetric),
         is_asymmetric=bool(symmetric) and not any(symmetric),
         group_sizes=frozenset(size for size in sizes if size),
+        has_whole_rows=None in sizes or not sizes,
         blocks=frozenset(blocks) or Hints().blocks,
         schemes=tuple(dict.fromkeys(schemes)),
     )

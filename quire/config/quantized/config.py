@@ -76,11 +76,13 @@ def _gptq(keys: Keys) -> StoredQuantization:
     keys.refuse_any(("rotation",), "weights that are not rotated")
     keys.text("pack_dtype", ("int32",), "int32")
     version = keys.text("checkpoint_format", _GPTQ_VERSIONS, keys.text("format", _GPTQ_VERSIONS, "gptq"))
+    sizes, has_whole_rows = keys.group_sizes("dynamic")
     hints = Hints(
         is_symmetric=_is_symmetric(keys, "dynamic"),
         has_order=keys.flag("desc_act", default=False),
         is_v1=_GPTQ_VERSIONS[version],
-        group_sizes=keys.group_sizes("dynamic"),
+        group_sizes=sizes,
+        has_whole_rows=has_whole_rows,
     )
     return StoredQuantization(method="gptq", packings=(Packing.GPTQ,), hints=hints)
 
@@ -101,8 +103,13 @@ def _awq(keys: Keys) -> StoredQuantization:
     for key in ("version", "format", "checkpoint_format"):
         keys.text(key, ("gemm", "GEMM"), "gemm")
     has_zero_points = keys.flag("zero_point", default=True)
-    sizes = keys.group_sizes()
-    hints = Hints(is_symmetric=not has_zero_points, is_asymmetric=has_zero_points, group_sizes=sizes)
+    sizes, has_whole_rows = keys.group_sizes()
+    hints = Hints(
+        is_symmetric=not has_zero_points,
+        is_asymmetric=has_zero_points,
+        group_sizes=sizes,
+        has_whole_rows=has_whole_rows,
+    )
     return StoredQuantization(method="awq", packings=(Packing.AWQ,), hints=hints)
 
 
@@ -110,10 +117,17 @@ def _auto_round(keys: Keys) -> StoredQuantization:
     keys.check_bits("bits", (4, 8, 3, 2))
     keys.refuse_any(("rotation_config", "spinquant_config", "hadamard_config"), "weights that are not rotated")
     packing = keys.text("packing_format", _AUTO_ROUND, _older_packing(keys))
+    size, blocks = keys.given.get("group_size"), Hints().blocks
+    if isinstance(size, list):
+        blocks = frozenset({keys.block(size, "group_size")})
+        keys = Keys({**keys.given, "group_size": None}, keys.source)
+    sizes, has_whole_rows = keys.group_sizes("extra_config")
     hints = Hints(
         is_symmetric=_is_symmetric(keys, "extra_config"),
         is_v1=packing not in _WITHOUT_ONE_LESS,
-        group_sizes=keys.group_sizes("extra_config"),
+        blocks=blocks,
+        group_sizes=sizes,
+        has_whole_rows=has_whole_rows,
     )
     return StoredQuantization(method="auto-round", packings=_AUTO_ROUND[packing], hints=hints)
 

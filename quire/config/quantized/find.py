@@ -53,6 +53,8 @@ class Hints:
     is_v1: bool = True
     group_sizes: frozenset[int] = frozenset()
     """Columns that share a scale, of whichever layers. Where none fits, the power of two that does is taken."""
+    has_whole_rows: bool = True
+    """There may be layers whose rows have one scale."""
     blocks: frozenset[tuple[int, int]] = frozenset({(128, 128)})
     """Rows and columns that share a scale of blocks, of whichever layers."""
     schemes: tuple[tuple[int, int | None], ...] = ()
@@ -206,6 +208,8 @@ def _by_scales(
     if zeros is not None and (zeros.dtype, zeros.shape) != ("I8", scales):
         raise _odd(name, tensors, headers)
     block_rows, group_size = 1, columns
+    if prod(scales) == 1 or scales in ((rows,), (rows, 1)):
+        _check_whole(name, columns, hints)
     if prod(scales) != 1 and scales not in ((rows,), (rows, 1)):
         if len(scales) != 2:
             raise _odd(name, tensors, headers)
@@ -266,6 +270,8 @@ def find_float4(name: str, headers: Headers, hints: Hints) -> StoredFormat | Non
     group_size = 16 if scales.dtype == FLOAT8 else 32
     if scales.dtype not in (FLOAT8, "U8") or scales.shape != (rows, cdiv(columns, group_size)):
         raise _odd(name, tensors, headers)
+    if scales.dtype == FLOAT8 and not tensors.keys() & {"weight_global_scale", "weight_scale_2"}:
+        raise refuse(name, "has no scale for all of it (weight_global_scale or weight_scale_2)")
     for role in ("weight_global_scale", "weight_scale_2"):
         if role in tensors and prod(_header(name, tensors, role, headers).shape) != 1:
             raise _odd(name, tensors, headers)
@@ -416,6 +422,7 @@ def _bits(name: str, words: int, values: int, known: Sequence[int] = (2, 4, 8)) 
 def _group_size(name: str, columns: int, groups: int, hints: Hints) -> int:
     """Columns that share a scale. The last group may have fewer."""
     if groups == 1:
+        _check_whole(name, columns, hints)
         return columns
     powers = {1 << (cdiv(columns, groups) - 1).bit_length()}
     for sizes in (hints.group_sizes, powers):
@@ -423,6 +430,13 @@ def _group_size(name: str, columns: int, groups: int, hints: Hints) -> int:
         if fitting:
             return _only(name, fitting, f"{groups} groups of scales for {columns} input features")[0]
     raise refuse(name, f"has {groups} groups of scales for {columns} input features")
+
+
+def _check_whole(name: str, columns: int, hints: Hints) -> None:
+    """Raises: CheckpointError for rows with one scale where config.json has smaller groups only."""
+    if not hints.has_whole_rows and max(hints.group_sizes, default=columns) < columns:
+        sizes = _listed(sorted((size,) for size in hints.group_sizes))
+        raise refuse(name, f"has one scale for {columns} input features, and config.json has groups of {sizes}")
 
 
 def _block_size(name: str, shape: tuple[int, int], scales: tuple[int, int], hints: Hints) -> tuple[int, int]:

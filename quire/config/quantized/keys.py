@@ -44,13 +44,15 @@ class Keys:
             if self.given.get(key):
                 self.refuse(key, wanted)
 
-    def group_sizes(self, *rules: str) -> frozenset[int]:
-        """Those of all layers, and those that tables of rules give some of them. Below 1 stands for whole rows."""
+    def group_sizes(self, *rules: str) -> tuple[frozenset[int], bool]:
+        """Those of all layers, and those that tables of rules give some of them, and whether rows may be whole, for
+        which numbers below 1 stand."""
         tables = [self.given, *(table for key in rules for table in self.table(key).values())]
         sizes = [table["group_size"] for table in tables if isinstance(table, Mapping) and "group_size" in table]
         if not all(size is None or type(size) is int for size in sizes):
             self.refuse("group_size", "a whole number of input features, or -1")
-        return frozenset(size for size in sizes if size is not None and size > 0)
+        given = frozenset(size for size in sizes if size is not None and size > 0)
+        return given, len(given) == 0 or any(size is None or size < 1 for size in sizes)
 
     def blocks(self) -> frozenset[tuple[int, int]]:
         """Rows and columns that share a scale, as weight_block_size says; those of DeepSeek-V3 where it does not."""
