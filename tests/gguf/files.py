@@ -186,6 +186,8 @@ class GgufFile:
         self.weights = {name: value.float().numpy() for name, value in load_file(source / "model.safetensors").items()}
         self.extra: dict[str, Any] = {}
         """Further keys of the architecture."""
+        self.kinds: dict[str, str] = {}
+        """Types of some tensors, by what their names contain."""
         self.alignment: int | None = None
         """Bytes; None for GGUF's 32."""
         self.stands_for: dict[str, np.ndarray] = {}
@@ -323,7 +325,8 @@ class GgufFile:
 
     def _rows(self, name: str, weight: np.ndarray) -> tuple[np.ndarray, str]:
         is_matrix = weight.ndim >= 2 and (not re.search(PLAIN, name) or "in_proj" in name)
-        kind = self.kind if is_matrix else "F32"
+        of_name = next((kind for part, kind in self.kinds.items() if part in name), self.kind)
+        kind = of_name if is_matrix else "F32"
         if weight.shape[-1] % gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]][0]:
             kind = "F16"  # as llama.cpp does with rows that blocks do not divide
         if kind == "F32":

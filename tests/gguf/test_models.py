@@ -119,6 +119,26 @@ def test_a_split_model_computes_the_same(tmp_path: Path) -> None:
     assert torch.equal(logits_of(parts), logits_of(whole))
 
 
+@pytest.mark.parametrize("ops", available_ops())
+@pytest.mark.parametrize("family", ["llama", "qwen3_moe"])
+def test_a_file_may_have_any_types_side_by_side(family: str, ops: str, tmp_path: Path) -> None:
+    """In one product, too. An expert's gate and up projections become numbers then, as the plan knows."""
+    sizes = {**OVERRIDES.get(family, {}), "moe_intermediate_size": 64}
+    file = GgufFile(make_checkpoint(family, tmp_path / "source", **sizes), kind="Q4_0")
+    file.kinds = {"q_proj": "Q5_1", "k_proj": "F16", "v_proj": "Q8_0", "gate_proj": "IQ4_NL", "up_proj": "MXFP4"}
+    written, dequantized = file.write(tmp_path / "m.gguf"), file.write_dequantized(tmp_path / "dequantized")
+    ours, theirs = logits_of(written), transformers_logits(dequantized)
+    assert (ours - theirs).abs().max() < 2e-5 * theirs.abs().max() + 1e-5
+    arch = read_model_arch(gguf_config(written), written)
+    harness = Harness(ops_of(ops), written, arch=arch)
+    errors = (harness.logits(IDS) - theirs).norm(dim=1) / (theirs - theirs.mean()).norm(dim=1)
+    assert errors.median() < 0.08  # of all tokens, some of which choose other experts
+    loaded = sum(
+        tensor.nbytes for tensor in {tensor.data_ptr(): tensor for tensor in tensors_of(harness.model)}.values()
+    )
+    assert weight_bytes(arch, "float32", ops=ops) == pytest.approx(loaded, rel=0.02)
+
+
 @pytest.mark.parametrize("alignment", [8, 64, 1024])
 def test_tensors_may_lie_at_other_multiples(alignment: int, tmp_path: Path) -> None:
     """gguf leaves the key out of all files of a split model but the first, and then nobody can read the others."""
