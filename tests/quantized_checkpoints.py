@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from tests.checkpoints import random_model
@@ -403,22 +403,18 @@ FORMATS: Mapping[str, Format] = {
 SIZES = {"hidden_size": 128, "intermediate_size": 192, "num_attention_heads": 4, "num_hidden_layers": 2}
 
 
-SINKS = {"mimo_v2_flash": "self_attn.attention_sink_bias"}
-"""What checkpoints call the sinks of a family, where transformers renames them."""
-
-
 def make_quantized_checkpoint(
     format: str, directory: Path, family: str = "llama", **overrides: Any
 ) -> tuple[Path, Path]:
     """A quantised checkpoint, and one of float32 numbers that its weights stand for, in new directories.
 
-    Linear layers of the decoder are quantised, embeddings and head are not.
+    Linear layers of the decoder are quantised, experts one by one; embeddings and head are not.
     """
     model = random_model(family, **{**SIZES, **overrides}).bfloat16()
+    model.save_pretrained(directory / "saved")  # has the names of checkpoints, where transformers has its own
     stored: dict[str, Tensor] = {}
     numbers: dict[str, Tensor] = {}
-    for own_name, tensor in model.state_dict().items():
-        name = own_name.replace("self_attn.sinks", SINKS.get(family, "self_attn.sinks"))
+    for name, tensor in load_file(directory / "saved" / "model.safetensors").items():
         numbers[name] = tensor.float()
         stored[name] = tensor
         if name.endswith(("_proj.weight", "_proj_with_mqa.weight")):

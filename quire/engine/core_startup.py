@@ -16,7 +16,7 @@ from quire.config.gguf.config_json import gguf_config, report_unknown
 from quire.config.gguf.files import is_gguf
 from quire.config.json_file import read_json_object
 from quire.config.memory.plan import gib
-from quire.config.quantized.config import with_side_file
+from quire.config.quantized.side_file import with_side_file
 from quire.config.resolve import resolve
 from quire.engine.engine_core import EngineCore
 from quire.engine.identity import Identity, check_unchanged, identity_of

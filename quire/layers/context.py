@@ -11,6 +11,7 @@ from torch import Tensor
 from quire.config.quantized.config import StoredQuantization
 from quire.config.quantized.stored import Header, StoredFormat
 from quire.distributed.groups import ParallelContext
+from quire.errors import CheckpointError, ConfigError
 from quire.layers.quantization.read import read_rows, stored_names
 from quire.layers.quantization.schemes import STORED, WeightScheme, copied, copy_rows, plain
 from quire.layers.weights import WHOLE, HeadOrder, Rows, ShardSpec, WeightMap, WeightReader, multiplied
@@ -75,9 +76,16 @@ class LayerContext:
         if parts[0].is_meta:
             out_features, in_features = sum(part.shape[0] for part in parts), parts[0].shape[1]
             return LinearWeight(out_features=out_features, in_features=in_features, format="none", tensors={})
-        packed = self.scheme.pack(self.ops, parts, self.dtype, is_head=False)
+        packed = self._pack([self._full(name) for name in names], parts, is_head=False)
         self.release(names)
         return packed
+
+    def _pack(self, names: Sequence[str], parts: Sequence[Rows], *, is_head: bool) -> LinearWeight:
+        """Raises: CheckpointError naming the weights where they have values or scales that no format has."""
+        try:
+            return self.scheme.pack(self.ops, parts, self.dtype, is_head=is_head)
+        except ConfigError as error:
+            raise CheckpointError(f"{', '.join(names)}: {error.message}") from None
 
     def _format_of(self, full: str) -> StoredFormat | None:
         return None if self.quantization is None else self.quantization.find(full, self.weights.header)
@@ -159,7 +167,7 @@ class LayerContext:
         if order is not None:
             parts = order.parts(parts[0])
         parts = multiplied(parts, out_features, factors)
-        packed = self.scheme.pack(self.ops, parts, self.dtype, is_head=is_head)
+        packed = self._pack(names, parts, is_head=is_head)
         self.weights.release(stored_names(self.weights, self.quantization, names))
         return packed
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
@@ -215,11 +215,17 @@ def _expert(arch: ModelArch, spec: ExpertsSpec, ctx: LayerContext, spelling: _Sp
         last = ctx.read_plain(down, shape, one).t()
         gate_up = [ctx.read(name, shape, one) for name in first]
     return ExpertWeights(
-        gate_up=ctx.packed(first, gate_up),
+        gate_up=_together(ctx, first, gate_up),
         down=ctx.packed([down], [last]),
         gate_up_bias=_single_bias(ctx, first, inner) if spec.has_bias else None,
         down_bias=_single_bias(ctx, [down], size) if spec.has_bias else None,
     )
+
+
+def _together(ctx: LayerContext, names: list[str], parts: Sequence[Rows]) -> LinearWeight:
+    """The products that an expert reads its input with, in one format: as numbers where they are stored differently."""
+    weight = ctx.packed(names, parts)
+    return weight if weight.format != "mixed" else replace(ctx, scheme=DENSE).packed(names, parts)
 
 
 def _single_bias(ctx: LayerContext, weights: list[str], size: int) -> Tensor:
@@ -240,7 +246,7 @@ def _stacked_expert(
     last = _of_stack(ctx, spelling.down, narrow, one, transposed=names.experts_transposed)
     halves = (both[::2], both[1::2]) if names.experts_mixed else split_rows(both, [inner] * (1 + spec.is_gated))
     return ExpertWeights(
-        gate_up=ctx.packed([spelling.gate_up], halves),
+        gate_up=_together(ctx, [spelling.gate_up], halves),
         down=ctx.packed([spelling.down], [last]),
         gate_up_bias=_stacked_bias(ctx, spelling.gate_up, wide[0], one, names.experts_mixed) if spec.has_bias else None,
         down_bias=_stacked_bias(ctx, spelling.down, size, one) if spec.has_bias else None,
@@ -293,6 +299,9 @@ def _shared(arch: ModelArch, spec: ExpertsSpec, ctx: LayerContext) -> ExpertWeig
     shared = next((place for place in places if place.has(f"{down_name}.weight")), places[0])
     has_bias = spec.has_shared_bias
     child = shared.child("gate_up_proj" if spec.is_gated else arch.family.names.up)
-    gate_up = Linear(child, arch.hidden_size, *[size] * (1 + spec.is_gated), bias=has_bias)
+    sizes = [size] * (1 + spec.is_gated)
+    gate_up = Linear(child, arch.hidden_size, *sizes, bias=has_bias)
+    if gate_up.weight.format == "mixed":
+        gate_up = Linear(replace(child, scheme=DENSE), arch.hidden_size, *sizes, bias=has_bias)
     down = Linear(shared.child(down_name), size, arch.hidden_size, bias=has_bias, shard_dim=1)
     return ExpertWeights(gate_up=gate_up.weight, down=down.weight, gate_up_bias=gate_up.bias, down_bias=down.bias)

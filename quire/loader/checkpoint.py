@@ -12,7 +12,7 @@ from quire.config.gguf.files import is_gguf
 from quire.config.quantized.stored import Header
 from quire.loader.gguf.checkpoint import GgufCheckpoint
 from quire.loader.gguf.names import StoredTensor
-from quire.loader.headers import read_headers
+from quire.loader.headers import header_of, read_headers
 from quire.loader.mapped_file import MappedFile
 from quire.loader.safetensors_header import TensorInfo
 
@@ -57,7 +57,7 @@ class Checkpoint:
     def header(self, name: str) -> Header | None:
         """Of a tensor, if there is one of this name."""
         info = self.tensors.get(name)
-        return None if info is None else Header(info.dtype, info.shape)
+        return None if info is None else header_of(info)
 
     def view(self, name: str) -> Tensor:
         """A view of a tensor's bytes on disk; copy what shall be kept."""

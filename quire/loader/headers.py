@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import re
+import struct
+from functools import partial
 from pathlib import Path
 
+from quire.config.quantized.stored import Header
 from quire.errors import CheckpointError, counted
 from quire.loader.safetensors_header import FileProblem, TensorInfo, read_header
 from quire.loader.weight_files import INDEX, listed_files, single_files
@@ -69,6 +72,18 @@ def read_headers(directory: Path) -> dict[str, TensorInfo]:
             problems.append(f"{INDEX} says that {file.name} holds {name}, but it does not; download both again")
     raise_problems(directory, problems)
     return tensors
+
+
+def header_of(info: TensorInfo) -> Header:
+    """What readers of quantised weights are told of a tensor."""
+    is_shape = info.name.endswith(".weight_shape") and info.dtype == "I64" and info.shape == (2,)
+    return Header(info.dtype, info.shape, partial(_numbers, info) if is_shape else None)
+
+
+def _numbers(info: TensorInfo) -> tuple[int, ...]:
+    with info.file.open("rb") as stream:
+        stream.seek(info.start)
+        return struct.unpack("<2q", stream.read(info.num_bytes))
 
 
 def _add(file: Path, tensors: dict[str, TensorInfo], problems: list[str]) -> None:

@@ -19,7 +19,7 @@ from quire.config.text_part import text_part
 from quire.config.unknown import purpose_of
 from quire.errors import CheckpointError, ConfigError, MissingDependency
 from quire.loader.gguf.names import read_gguf_tensors
-from quire.loader.headers import read_headers
+from quire.loader.headers import header_of, read_headers
 from quire.loader.unread import is_unread
 from quire.log import get_logger
 
@@ -57,11 +57,17 @@ def with_stored_formats(arch: ModelArch, directory: Path) -> ModelArch:
     """
     if arch.quantization is None:
         return arch
-    tensors = read_gguf_tensors(directory) if is_gguf(directory) else read_headers(directory)
-    headers = {name: Header(info.dtype, info.shape) for name, info in tensors.items()}
-    names = (name for name in weights_in(headers.items()) if not is_unread(name, arch))
+    if is_gguf(directory):
+        headers = {name: Header(info.dtype, info.shape) for name, info in read_gguf_tensors(directory).items()}
+    else:
+        headers = {name: header_of(info) for name, info in read_headers(directory).items()}
+    names = dict.fromkeys(name for name in weights_in(headers.items()) if not is_unread(name, arch))
     found = (arch.quantization.find(name, headers.get) for name in names)
-    return replace(arch, quantized=tuple(format for format in found if format is not None))
+    formats = tuple(format for format in found if format is not None)
+    if not formats and not is_gguf(directory) and arch.quantization.quantizes_weights:
+        method = arch.quantization.method
+        log.warning("no weight is quantised, though config.json says %s source=%s", method, arch.source)
+    return replace(arch, quantized=formats)
 
 
 def check_runs(raw: Mapping[str, Any], source: str) -> None:

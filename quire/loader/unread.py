@@ -16,7 +16,8 @@ IDENTITIES = "weights of experts that give what they read"
 NOTHING = "weights of no features, as of a shared expert in a model that has none"
 SECOND_HEAD = "a second copy of the embedding, which is the head, too"
 ACTIVATION_SCALES = re.compile(
-    r"\.([qkv]_scale|kv_scale|[kv]_zero_point|output_scale|input_(scale|zero_point|global_scale))$"
+    r"\.([qkv]_scale|kv_scale|[kv]_zero_point|output_scale|(input_)?act(ivation)?_scale|"
+    r"input_(scale|scale_ub|zero_point|global_scale))$"
 )
 IMAGES = re.compile(
     r"^(model\.)?(vision_(tower|model)|visual|(multi_modal|multimodal|vision)_projector|multi_modal_projector|"

@@ -13,13 +13,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire.config.quantized.config import SIDE_FILE, StoredQuantization, read_quantization, with_side_file
+from quire.config.quantized.config import StoredQuantization, read_quantization
 from quire.config.quantized.find import weights_in
-from quire.config.quantized.stored import Header
+from quire.config.quantized.side_file import with_side_file
+from quire.config.quantized.stored import Header, Packing
 from quire.errors import CheckpointError, ConfigError
 from quire.layers.quantization.unpack import UNPACK
 from quire.loader.mapped_file import STORED_DTYPES
 from quire.ops.dequantize import dequantize
+from tests.quantized_layouts import ct_config
 
 LAYER = "model.layers.0.mlp.up_proj"
 PACKED_4: Mapping[str, Any] = {
@@ -53,7 +55,7 @@ CASES: Mapping[str, tuple[Mapping[str, Any], Mapping[str, tuple[str, tuple[int, 
             "weight_shape": ("I64", (2,)),
         },
     ),
-    "int8": (PACKED_4, {"weight": ("I8", (64, 128)), "weight_scale": ("F32", (64, 1))}),
+    "int8": (ct_config({"num_bits": 8}), {"weight": ("I8", (64, 128)), "weight_scale": ("F32", (64, 1))}),
     "fp8": ({"quant_method": "fp8"}, {"weight": ("F8_E4M3", (64, 256)), "weight_scale_inv": ("F32", (1, 2))}),
     "nvfp4": (
         PACKED_4,
@@ -171,10 +173,28 @@ def mutated(headers: Headers, draw: random.Random) -> Headers:
         ({**PACKED_4, "sparsity_config": {"format": "sparse-24-bitmask"}}, "weights that are not sparse"),
         ({**PACKED_4, "transform_config": {"config_groups": {"R1": {}}}}, "weights that are not rotated"),
         ({"quant_method": "fp8", "fmt": "e5m2"}, "fmt is 'e5m2'"),
-        ({"quant_method": "fp8", "weight_block_size": [64, 64]}, "weight_block_size"),
+        ({"quant_method": "fp8", "weight_block_size": [64]}, "weight_block_size is [64]; quire reads the rows and col"),
+        ({"quant_method": "fp8", "weight_block_size": [0, 64]}, "weight_block_size"),
         ({"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}, "quant_algo is 'W4A8_AWQ'; quire reads FP8, "),
         ({"quant_method": "modelopt", "quant_algo": ["FP8"]}, "quant_algo is ['FP8']"),
-        ({"quant_method": "modelopt", "quant_algo": "FP8", "kv_cache_scheme": "FP8"}, "kv_cache_scheme is 'FP8'"),
+        ({"quant_method": "modelopt", "quant_algo": "FP8", "kv_cache_scheme": ["FP8"]}, "kv_cache_scheme is ['FP8']"),
+        ({"quant_method": "gptq", "format": "marlin"}, "format is 'marlin'"),
+        ({"quant_method": "gptq", "checkpoint_format": "gptq", "format": "gptq_p"}, "format is 'gptq_p'"),
+        ({"quant_method": "gptq", "is_marlin_format": True}, "is_marlin_format is True"),
+        ({"quant_method": "gptq", "pack_dtype": "int16"}, "pack_dtype is 'int16'"),
+        ({"quant_method": "gptq", "rotation": "hadamard"}, "weights that are not rotated"),
+        ({"quant_method": "gptq", "group_size": "128"}, "group_size is '128'"),
+        ({"quant_method": "gptq", "dynamic": [1]}, "dynamic is [1]; quire reads an object"),
+        ({"quant_method": "gptq", "dynamic": {"x": {"group_size": [1]}}}, "group_size"),
+        ({"quant_method": "awq", "checkpoint_format": "gemv"}, "checkpoint_format is 'gemv'"),
+        ({"quant_method": "auto-round", "spinquant_config": {"r1": True}}, "weights that are not rotated"),
+        ({"quant_method": "auto-round", "rotation_config": {"type": "hadamard"}}, "weights that are not rotated"),
+        ({"quant_method": "auto-round", "packing_format": "auto_round:mlx"}, "packing_format"),
+        ({**PACKED_4, "format": "marlin-24"}, "format is 'marlin-24'"),
+        ({**PACKED_4, "format": "nvfp4-e5m3-pack-quantized"}, "format is 'nvfp4-e5m3-pack-quantized'"),
+        (ct_config({"num_bits": 6, "type": "float"}), "integers of 2, 4 and 8 bits, and floats of 4 and 8"),
+        (ct_config({"num_bits": 8, "block_structure": 128}), "the rows and columns of a block"),
+        (ct_config({"num_bits": 4}, layout="mxfp6-pack-quantized"), "format is 'mxfp6-pack-quantized'"),
         ({"quant_method": ["gptq"]}, "quantised by"),
         ({}, "quantised by None"),
         ("yes", "must be an object"),
@@ -186,8 +206,86 @@ def test_what_is_not_read_is_refused_by_name(config: object, words: str) -> None
     assert words in str(caught.value)
 
 
+GPTQMODEL = {"method": "gptq", "pack_dtype": "int32", "lm_head": False, "meta": {"quantizer": ["gptqmodel:7.0.0"]}}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"quant_method": "gptq", "bits": 4, "group_size": -1, "dynamic": None, "checkpoint_format": None},
+        {"quant_method": "gptq", **GPTQMODEL, "format": "gptq_v2", "checkpoint_format": "gptq_v2"},
+        {"quant_method": "gptq", "is_marlin_format": False, "dynamic": {"-:lm_head": {}, "+:x": {"bits": 8}}},
+        {"quant_method": "awq", "version": None, "format": "gemm", "checkpoint_format": "gemm", "method": "awq"},
+        {"quant_method": "intel/auto-round", "backend": "auto_round:gptq", "extra_config": {"x": {"bits": 16}}},
+        {"quant_method": "auto-round", "bits": 3, "backend": "auto", "packing_format": "auto"},
+        {"quant_method": "auto-round", "bits": 8, "group_size": [128, 128], "packing_format": "auto_round:fp8_static"},
+        {**PACKED_4, "sparsity_config": {}, "transform_config": {}, "format": "mixed-precision"},
+        {"quant_method": "fp8", "fmt": None, "weight_block_size": None, "ignored_layers": None},
+        {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0, "modules_to_not_convert": ["lm_head"]},
+        {"quant_method": "modelopt", "quant_algo": "W4A16_NVFP4", "kv_cache_scheme": "NVFP4"},
+        {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_storage": "bfloat16"},
+        {"quant_method": "AWQ", "version": "GEMM"},
+        {"quant_method": "fp8", "fmt": "float8_e4m3fn", "weight_block_size": [128, 128]},
+    ],
+)
+def test_what_writers_say_in_other_words_is_read(config: dict[str, object]) -> None:
+    found = read_quantization({"quantization_config": config}, "config.json")
+    assert found is not None
+    assert found.method in str(config["quant_method"]).lower()
+
+
+def test_methods_that_have_no_name_or_another_one_are_known() -> None:
+    old = read_quantization({"quantization_config": {"load_in_8bit": True, "llm_int8_threshold": 6.0}}, "config.json")
+    modelopt = read_quantization({"quantization_config": {"quant_algo": "NVFP4", "config_groups": {}}}, "config.json")
+    assert modelopt is not None
+    assert modelopt.method == "modelopt"
+    spelt = read_quantization({"compression_config": {**PACKED_4, "quant_method": "compressed_tensors"}}, "config.json")
+    assert old is not None
+    assert spelt is not None
+    assert (old.method, spelt.method) == ("bitsandbytes", "compressed-tensors")
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"},
+        {"quant_algo": "FP8", "kv_cache_quant_algo": "fp8"},
+        {"quant_algo": "FP8", "kv_cache_scheme": "FP8"},
+        {"quant_algo": "FP8", "kv_cache_scheme": {"type": "float", "num_bits": 8, "dynamic": False}},
+        {"quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}},
+    ],
+)
+def test_modelopt_says_in_many_ways_that_the_kv_cache_is_fp8(keys: dict[str, object]) -> None:
+    found = read_quantization({"quantization_config": {"quant_method": "modelopt", **keys}}, "config.json")
+    assert found is not None
+    assert found.quantizes_weights
+    assert found.kv_cache is not None
+    assert found.kv_cache.dtype == "fp8"
+
+
+@pytest.mark.parametrize(
+    ("keys", "packing", "is_v1"),
+    [
+        ({}, Packing.GPTQ, True),
+        ({"packing_format": "auto_round:auto_gptq"}, Packing.GPTQ, True),
+        ({"packing_format": "auto_round:gptqmodel"}, Packing.GPTQ, False),
+        ({"packing_format": "auto_round"}, Packing.GPTQ, False),
+        ({"packing_format": "auto_round:auto_awq"}, Packing.AWQ, None),
+        ({"backend": "auto_round:gptq:exllamav2"}, Packing.GPTQ, True),
+        ({"backend": "auto_round:exllamav2"}, Packing.GPTQ, False),
+        ({"backend": "auto_round:awq:gemm"}, Packing.AWQ, None),
+        ({"backend": "tritonv2"}, Packing.GPTQ, True),
+    ],
+)
+def test_dialects_of_auto_round(keys: dict[str, str], packing: Packing, is_v1: bool | None) -> None:
+    found = read_quantization({"quantization_config": {"quant_method": "auto-round", **keys}}, "config.json")
+    assert found is not None
+    assert found.packings == (packing,)
+    assert is_v1 is None or found.hints.is_v1 == is_v1
+
+
 def test_a_file_beside_config_json_says_it_where_config_json_does_not(tmp_path: Path) -> None:
-    file, given = tmp_path / SIDE_FILE, {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}
+    file, given = tmp_path / "hf_quant_config.json", {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}
     assert with_side_file({"a": 1}, tmp_path) == {"a": 1}
     file.write_text(json.dumps({"producer": {"name": "modelopt"}, "quantization": given}))
     found = read_quantization(with_side_file({}, tmp_path), "config.json")
@@ -201,3 +299,19 @@ def test_a_file_beside_config_json_says_it_where_config_json_does_not(tmp_path: 
     file.write_text(json.dumps({"quantization": ["FP8"]}))
     with pytest.raises(CheckpointError, match=r"hf_quant_config.json: quantization is \['FP8'\]"):
         with_side_file({}, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "method"),
+    [
+        ("quantize_config.json", {"bits": 4, "group_size": 96, "desc_act": False, "model_name_or_path": None}, "gptq"),
+        ("quant_config.json", {"zero_point": True, "q_group_size": 96, "w_bit": 4, "version": "GEMM"}, "awq"),
+    ],
+)
+def test_files_of_older_writers_say_it_too(name: str, given: dict[str, object], method: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(json.dumps(given))
+    found = read_quantization(with_side_file({}, tmp_path), "config.json")
+    assert found is not None
+    assert (found.method, found.hints.group_sizes) == (method, frozenset({96}))
+    given = {"compression_config": PACKED_4}
+    assert with_side_file(given, tmp_path) == given

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import shutil
 from pathlib import Path
@@ -78,6 +79,7 @@ def test_other_layers_keep_their_bits(format: str, family: str, tmp_path: Path) 
     """Biases, experts, latents, indexers."""
     latent = {"q_lora_rank": 64, "kv_lora_rank": 32, "v_head_dim": 32}
     sizes = {
+        "qwen3_moe": {"moe_intermediate_size": 64},
         "deepseek_v3": {**latent, "moe_intermediate_size": 64},
         "deepseek_v32": {**latent, "moe_intermediate_size": 64, "index_head_dim": 32},
         "longcat_flash": {**latent, "ffn_hidden_size": 96, "expert_ffn_hidden_size": 64},
@@ -123,6 +125,30 @@ def test_the_plan_counts_what_they_take(format: str, ops: str, pairs: dict[str, 
     model = Harness(ops_of(ops), directory, arch=arch).model
     loaded = sum(tensor.nbytes for tensor in {tensor.data_ptr(): tensor for tensor in tensors_of(model)}.values())
     assert weight_bytes(arch, "float32", ops=ops) == pytest.approx(loaded, rel=0.02)
+
+
+@native
+@pytest.mark.parametrize("product", ["experts.1.up_proj", "shared_experts.gate_proj"])
+def test_an_expert_whose_gate_and_up_are_stored_differently_has_both_as_numbers(
+    product: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And the plan knows."""
+    sizes = {"q_lora_rank": 64, "kv_lora_rank": 32, "v_head_dim": 32, "moe_intermediate_size": 64}
+    quantized, plain = make_quantized_checkpoint("awq", tmp_path, "deepseek_v3", **sizes)
+    name, tensors = f"model.layers.1.mlp.{product}", load_file(quantized / "model.safetensors")
+    kept = {tensor: value for tensor, value in tensors.items() if not tensor.startswith(name)}
+    kept[f"{name}.weight"] = load_file(plain / "model.safetensors")[f"{name}.weight"]
+    save_file(kept, quantized / "model.safetensors", metadata={"format": "pt"})
+    found, expected = logits_of(quantized, "cpu"), logits_of(plain, "cpu")
+    errors = (found - expected).norm(dim=1) / (expected - expected.mean()).norm(dim=1)
+    assert errors.median() < 0.05  # of all tokens, some of which choose other experts
+    arch = read_model_arch(json.loads((quantized / "config.json").read_text()), quantized)
+    model = Harness(ops_of("cpu"), quantized, arch=arch).model
+    loaded = sum(tensor.nbytes for tensor in {tensor.data_ptr(): tensor for tensor in tensors_of(model)}.values())
+    assert weight_bytes(arch, "float32", ops="cpu") == pytest.approx(loaded, rel=0.02)
+    with caplog.at_level(logging.WARNING), LLM(str(quantized), max_model_len=64) as llm:
+        assert llm.generate([[1, 2, 3]], SamplingParams(max_tokens=2, ignore_eos=True))  # type: ignore[arg-type, list-item]
+    assert "1 weight of experts become plain numbers" in caplog.text
 
 
 def test_the_plan_leaves_out_what_no_layer_reads(pairs: dict[str, Pair], tmp_path: Path) -> None:

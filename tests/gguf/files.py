@@ -186,12 +186,18 @@ class GgufFile:
         self.weights = {name: value.float().numpy() for name, value in load_file(source / "model.safetensors").items()}
         self.extra: dict[str, Any] = {}
         """Further keys of the architecture."""
+        self.kinds: dict[str, str] = {}
+        """Types of some tensors, by what their names contain."""
+        self.alignment: int | None = None
+        """Bytes; None for GGUF's 32."""
         self.stands_for: dict[str, np.ndarray] = {}
         """By transformers' names: the numbers that the file's weights stand for."""
 
     def write(self, target: Path, *, split_tensors: int = 0, tokenizer: bool = True) -> Path:
         """The file, or the first of several with so many tensors each."""
         writer = gguf.GGUFWriter(target, self.arch, split_max_tensors=split_tensors)
+        if self.alignment is not None:
+            writer.add_custom_alignment(self.alignment)
         self._add_metadata(writer)
         if tokenizer:
             add_byte_pairs(writer, self.source)
@@ -319,7 +325,8 @@ class GgufFile:
 
     def _rows(self, name: str, weight: np.ndarray) -> tuple[np.ndarray, str]:
         is_matrix = weight.ndim >= 2 and (not re.search(PLAIN, name) or "in_proj" in name)
-        kind = self.kind if is_matrix else "F32"
+        of_name = next((kind for part, kind in self.kinds.items() if part in name), self.kind)
+        kind = of_name if is_matrix else "F32"
         if weight.shape[-1] % gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]][0]:
             kind = "F16"  # as llama.cpp does with rows that blocks do not divide
         if kind == "F32":

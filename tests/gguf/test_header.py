@@ -73,6 +73,15 @@ DAMAGE: dict[str, tuple[bytes, list[str]]] = {
         ["number of elements of k is 1000000", "no room for"],
     ),
     "lists in lists": (gguf_bytes(keys=(key("k", 9, struct.pack("<IQ", 9, 1) * 9),)), ["more than 4 deep"]),
+    "a gap": (
+        gguf_bytes(tensors=(tensor(), tensor("b", offset=64)), data=80),
+        ["b begins 48 bytes behind a", "multiples of 32"],
+    ),
+    "nothing at the start": (
+        gguf_bytes(tensors=(tensor(offset=32),), data=48),
+        ["a begins 32 bytes behind the header"],
+    ),
+    "bytes behind the last tensor": (gguf_bytes(tensors=(tensor(),), data=64), ["48 bytes follow a", "alignment"]),
     "alignment of 3": (gguf_bytes(keys=(key(ALIGNMENT, 4, struct.pack("<I", 3)),)), ["no power of two"]),
     "alignment of 0": (gguf_bytes(keys=(key(ALIGNMENT, 4, bytes(4)),)), ["up to 4096"]),
     "alignment of a text": (gguf_bytes(keys=(key(ALIGNMENT, 8, text("32")),)), ["up to 4096"]),
@@ -233,7 +242,8 @@ def test_a_directory_with_several_models_names_them(tmp_path: Path) -> None:
 
 def test_a_header_is_read_from_the_first_bytes_of_a_file(tmp_path: Path) -> None:
     """As it is fetched from the hub: with fewer bytes than it has there is no answer yet, and never a wrong one."""
-    data = gguf_bytes(keys=(key("a", 9, struct.pack("<IQ", 8, 2) + text("x") + text("y")),), tensors=(tensor(),))
+    keys = (key("a", 9, struct.pack("<IQ", 8, 2) + text("x") + text("y")),)
+    data = gguf_bytes(keys=keys, tensors=(tensor(),), data=16)
     file = tmp_path / "m.gguf"
     file.write_bytes(data)
     whole = read_gguf_header(file)

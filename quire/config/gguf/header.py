@@ -7,7 +7,6 @@ import mmap
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 
 from quire.config.gguf.cursor import Cursor, HeaderContinues, HeaderProblem, Value
@@ -189,7 +188,7 @@ def _tensors(
             tensors[entry.name] = _tensor(file, entry, data_start, alignment, file_bytes)
         except HeaderProblem as problem:
             problems.append(f"{file.name}: {entry.name} {problem}")
-    problems.extend(_overlaps(file, list(tensors.values())))
+    problems = problems or list(_misplaced(file, list(tensors.values()), data_start, alignment, file_bytes))
     return tuple(tensors.values()), problems
 
 
@@ -214,7 +213,26 @@ def _tensor(file: Path, entry: _Entry, data_start: int, alignment: int, file_byt
     return GgufTensor(name=entry.name, file=file, type=kind, shape=shape, start=start, num_bytes=num_bytes)
 
 
-def _overlaps(file: Path, tensors: list[GgufTensor]) -> Iterator[str]:
-    for before, after in pairwise(sorted(tensors, key=lambda tensor: tensor.start)):
-        if before.start + before.num_bytes > after.start:
-            yield f"{file.name}: {after.name} overlaps {before.name}; write the file again"
+def _misplaced(
+    file: Path, tensors: list[GgufTensor], data_start: int, alignment: int, file_bytes: int
+) -> Iterator[str]:
+    """Tensors follow each other without gaps, and nothing follows them, but for what fills up to the alignment.
+
+    Otherwise the file was written with another alignment than it says, and all tensors would be read from wrong places:
+    GGUF's own writer leaves the key out of all files but the first of a split model. llama.cpp refuses gaps, too.
+    """
+    name, end = "the header", data_start
+    for tensor in sorted(tensors, key=lambda tensor: tensor.start):
+        if tensor.start < end:
+            yield f"{file.name}: {tensor.name} overlaps {name}; write the file again"
+        elif tensor.start - end >= alignment or (name == "the header" and tensor.start != end):
+            yield (
+                f"{file.name}: {tensor.name} begins {tensor.start - end} bytes behind {name}, and tensors follow each "
+                f"other at multiples of {alignment}; write the file again"
+            )
+        name, end = tensor.name, max(end, tensor.start + tensor.num_bytes)
+    if tensors and file_bytes - end >= alignment:
+        yield (
+            f"{file.name}: {file_bytes - end} bytes follow {name}, which is the last tensor, and tensors lie at "
+            f"multiples of {alignment} (general.alignment); write the file again"
+        )

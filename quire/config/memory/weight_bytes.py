@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from quire.config.arch import ModelArch
 from quire.config.family_spec import MlpSpec
@@ -11,6 +12,7 @@ from quire.config.layers.mixers import AttentionSpec, Mamba2Spec
 from quire.config.memory import weight_formats
 from quire.config.memory.linear_shape import LinearShape
 from quire.config.memory.weight_shapes import has_keys_twice, weight_shapes
+from quire.config.quantized.experts import BESIDE, divided_experts
 from quire.config.quantized.stored import Packing, StoredFormat
 from quire.messages.kv import DTYPE_BYTES
 from quire.utils.math import cdiv, round_up
@@ -61,10 +63,11 @@ def weight_bytes(
     head = packed_bytes(shapes.head, "int8" if quantization else dtype, ops=ops, isa=isa)
     is_shared = shapes.is_tied and quantization is None and not has_quantized_table(arch)
     table = 0 if is_shared else _table_bytes(arch, shapes.table, dtype)
+    plain = divided_experts(arch) if ops != "reference" else frozenset()
     saved = sum(
-        _num_kept(arch, format) * _saved_bytes(format, dtype, ops=ops, isa=isa)
+        _num_kept(arch, format) * _saved_bytes(arch, format, dtype, ops=ops, isa=isa)
         for format in arch.quantized
-        if keeps(arch, format)
+        if keeps(arch, format) and format.name not in plain
     )
     return body + head - saved + table + shapes.tables * DTYPE_BYTES[dtype] + shapes.floats * 4
 
@@ -83,12 +86,17 @@ def _block_type(format: StoredFormat) -> TensorType | None:
 def keeps(arch: ModelArch, format: StoredFormat) -> bool:
     """Whether a quantised weight stays quantised: not a table that is no head, nor one whose transpose is needed, nor
     those around values that are filled up with zeros."""
-    names, last = arch.family.names, format.name.removesuffix(".weight").rpartition(".")[2]
+    names, last = arch.family.names, _last(format)
     if _is_table(arch, format):
         return arch.tie_word_embeddings
     if _has_narrow_values(arch) and last in (*names.qkv, names.output):
         return False
     return last not in (names.embedding.rpartition(".")[2], "kv_b_proj")
+
+
+def _last(format: StoredFormat) -> str:
+    """The layer's own name."""
+    return format.name.removesuffix(".weight").rpartition(".")[2]
 
 
 def _num_kept(arch: ModelArch, format: StoredFormat) -> int:
@@ -109,8 +117,8 @@ def _is_table(arch: ModelArch, format: StoredFormat) -> bool:
     return format.name.endswith(f"{arch.family.names.embedding}.weight")
 
 
-def _saved_bytes(format: StoredFormat, dtype: str, *, ops: str, isa: str) -> int:
-    """What a quantised weight takes less than a plain one; reference ops keep it in float32."""
+def _saved_bytes(arch: ModelArch, format: StoredFormat, dtype: str, *, ops: str, isa: str) -> int:
+    """What a quantised weight takes less than a plain one, at the least; reference ops keep it in float32."""
     kept = "float32" if ops == "reference" else format.kept_as or dtype
     if len(format.shape) == 1:  # bitsandbytes: its columns are not in the headers
         shape = LinearShape(parts=(format.shape[0] // format.group_size,), in_features=format.group_size)
@@ -119,7 +127,11 @@ def _saved_bytes(format: StoredFormat, dtype: str, *, ops: str, isa: str) -> int
         *stacked, rows, columns = format.shape
         shape, count = LinearShape(parts=(rows,), in_features=columns), math.prod(stacked)
     order = 4 * shape.in_features if format.has_order and ops != "reference" else 0
-    return count * (packed_bytes(shape, dtype, ops=ops, isa=isa) - packed_bytes(shape, kept, ops=ops, isa=isa) - order)
+    plain = packed_bytes(shape, dtype, ops=ops, isa=isa)
+    names = arch.family.names
+    if _last(format) in (*names.qkv, *names.gate_up, *BESIDE):  # beside its neighbours it fills up no panel by itself
+        plain = packed_bytes(replace(shape, parts=(PANEL,)), dtype, ops=ops, isa=isa) * sum(shape.parts) // PANEL
+    return count * (plain - packed_bytes(shape, kept, ops=ops, isa=isa) - order)
 
 
 def loading_bytes(arch: ModelArch, dtype: str, quantization: str | None = None, *, ops: str, isa: str = "") -> int:

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NoReturn
+from typing import Any
 
-from quire.config.json_file import read_json_object
+from quire.config.quantized.compressed_tensors import read_schemes
 from quire.config.quantized.find import FINDERS, Hints
+from quire.config.quantized.keys import Keys
 from quire.config.quantized.kv_cache import StoredKVCache, read_kv_cache_scheme
 from quire.config.quantized.stored import Headers, Packing, StoredFormat
-from quire.errors import CheckpointError, ConfigError, shown
-
-SIDE_FILE = "hf_quant_config.json"
-MAX_GROUPS = 64
-"""Entries of config_groups."""
+from quire.errors import ConfigError, shown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +26,8 @@ class StoredQuantization:
     hints: Hints = Hints()
     kv_cache: StoredKVCache | None = None
     """What the KV cache was calibrated for, where config.json says so."""
+    quantizes_weights: bool = True
+    """Whether config.json says that there are quantised weights."""
 
     def find(self, name: str, headers: Headers) -> StoredFormat | None:
         """How this weight is stored; None for one that is not quantised.
@@ -38,23 +36,6 @@ class StoredQuantization:
         """
         found = (FINDERS[packing](name, headers, self.hints) for packing in self.packings)
         return next((format for format in found if format is not None), None)
-
-
-def with_side_file(raw: dict[str, Any], directory: Path) -> dict[str, Any]:
-    """config.json with what ModelOpt wrote into a file of its own, where config.json has no quantization_config.
-
-    Raises: CheckpointError naming the file.
-    """
-    if raw.get("quantization_config") is not None:
-        return raw
-    file, remedy = directory / SIDE_FILE, "Download the file again."
-    found = read_json_object(file, remedy, CheckpointError)
-    if found is None:
-        return raw
-    given = found.get("quantization")
-    if not isinstance(given, Mapping):
-        raise CheckpointError(f"{file}: quantization is {shown(given)}; it must be an object. {remedy}")
-    return {**raw, "quantization_config": {**given, "quant_method": "modelopt"}}
 
 
 def read_quantization(raw: Mapping[str, Any], source: str) -> StoredQuantization | None:
@@ -68,7 +49,7 @@ def read_quantization(raw: Mapping[str, Any], source: str) -> StoredQuantization
         return None
     if not isinstance(given, Mapping):
         raise ConfigError(f"{source}: quantization_config is {shown(given)}; it must be an object. Correct the file.")
-    method = given.get("quant_method")
+    method = _method_of(given)
     reader = _METHODS.get(method) if isinstance(method, str) else None
     if reader is None:
         raise ConfigError(
@@ -76,48 +57,33 @@ def read_quantization(raw: Mapping[str, Any], source: str) -> StoredQuantization
             f"{', '.join(sorted(_METHODS))}; use such a checkpoint, or the original with --quantization int8 or int4."
         )
     known = {"expert_dtype": raw["expert_dtype"]} if "expert_dtype" in raw else {}
-    return reader(_Keys({**known, **given}, source))
+    return reader(Keys({**known, **given}, source))
 
 
-class _Keys:
-    """A quantization_config, read key by key."""
-
-    def __init__(self, given: Mapping[str, Any], source: str) -> None:
-        self.given = given
-        self.source = source
-
-    def refuse(self, key: str, wanted: str) -> NoReturn:
-        value = shown(self.given.get(key))
-        raise ConfigError(
-            f"{self.source}: quantization_config.{key} is {value}; quire reads {wanted}. Use another checkpoint of the "
-            "model, or the original with --quantization int8 or int4."
-        )
-
-    def flag(self, key: str, *, default: bool) -> bool:
-        value = self.given.get(key, default)
-        if not isinstance(value, bool):
-            self.refuse(key, "true or false")
-        return value
-
-    def text(self, key: str, known: Mapping[str, Any], default: str) -> str:
-        value = self.given.get(key, default)
-        if not isinstance(value, str) or value not in known:
-            self.refuse(key, " or ".join(known))
-        return value
-
-    def check_bits(self, key: str, known: tuple[int, ...]) -> None:
-        value = self.given.get(key, known[0])
-        if value not in known or isinstance(value, bool):
-            self.refuse(key, " or ".join(map(str, known)))
+def _method_of(given: Mapping[str, Any]) -> Any:
+    """quant_method in small letters. bitsandbytes wrote none before transformers 4.32, nor did ModelOpt at first."""
+    method = given.get("quant_method")
+    if method is None and (given.get("load_in_4bit") is True or given.get("load_in_8bit") is True):
+        return "bitsandbytes"
+    if method is None and "quant_algo" in given:
+        return "modelopt"
+    return method.lower().replace("compressed_tensors", "compressed-tensors") if isinstance(method, str) else method
 
 
-def _gptq(keys: _Keys) -> StoredQuantization:
+def _gptq(keys: Keys) -> StoredQuantization:
+    """Of two keys for the format GPTQModel writes both, AutoGPTQ and Optimum the first, if any."""
     keys.check_bits("bits", (4, 8, 3, 2))
-    version = keys.text("checkpoint_format", _GPTQ_VERSIONS, "gptq")
+    keys.refuse_any(("is_marlin_format",), "plain GPTQ")
+    keys.refuse_any(("rotation",), "weights that are not rotated")
+    keys.text("pack_dtype", ("int32",), "int32")
+    version = keys.text("checkpoint_format", _GPTQ_VERSIONS, keys.text("format", _GPTQ_VERSIONS, "gptq"))
+    sizes, has_whole_rows = keys.group_sizes("dynamic")
     hints = Hints(
-        is_symmetric=keys.flag("sym", default=True),
+        is_symmetric=_is_symmetric(keys, "dynamic"),
         has_order=keys.flag("desc_act", default=False),
         is_v1=_GPTQ_VERSIONS[version],
+        group_sizes=sizes,
+        has_whole_rows=has_whole_rows,
     )
     return StoredQuantization(method="gptq", packings=(Packing.GPTQ,), hints=hints)
 
@@ -126,108 +92,151 @@ _GPTQ_VERSIONS: Mapping[str, bool] = MappingProxyType({"gptq": True, "gptq_v2": 
 """Format -> whether zero points are stored less one."""
 
 
-def _awq(keys: _Keys) -> StoredQuantization:
+def _is_symmetric(keys: Keys, rules: str) -> bool:
+    """Whether no layer has zero points."""
+    tables = (table for table in keys.table(rules).values() if isinstance(table, Mapping))
+    return keys.flag("sym", default=True) and all(table.get("sym", True) is True for table in tables)
+
+
+def _awq(keys: Keys) -> StoredQuantization:
+    """AutoAWQ calls the layout `version`, GPTQModel `format` and `checkpoint_format`."""
     keys.check_bits("bits", (4, 8))
-    keys.text("version", dict.fromkeys(("gemm", "GEMM")), "gemm")
-    return StoredQuantization(method="awq", packings=(Packing.AWQ,))
+    for key in ("version", "format", "checkpoint_format"):
+        keys.text(key, ("gemm", "GEMM"), "gemm")
+    has_zero_points = keys.flag("zero_point", default=True)
+    sizes, has_whole_rows = keys.group_sizes()
+    hints = Hints(
+        is_symmetric=not has_zero_points,
+        is_asymmetric=has_zero_points,
+        group_sizes=sizes,
+        has_whole_rows=has_whole_rows,
+    )
+    return StoredQuantization(method="awq", packings=(Packing.AWQ,), hints=hints)
 
 
-def _auto_round(keys: _Keys) -> StoredQuantization:
-    keys.check_bits("bits", (4, 8, 2))
-    packing = keys.text("packing_format", _AUTO_ROUND, "auto_round:auto_gptq")
-    hints = Hints(is_symmetric=keys.flag("sym", default=True), is_v1=packing != "auto_round")
+def _auto_round(keys: Keys) -> StoredQuantization:
+    keys.check_bits("bits", (4, 8, 3, 2))
+    keys.refuse_any(("rotation_config", "spinquant_config", "hadamard_config"), "weights that are not rotated")
+    packing = keys.text("packing_format", _AUTO_ROUND, _older_packing(keys))
+    size, blocks = keys.given.get("group_size"), Hints().blocks
+    if isinstance(size, list):
+        blocks = frozenset({keys.block(size, "group_size")})
+        keys = Keys({**keys.given, "group_size": None}, keys.source)
+    sizes, has_whole_rows = keys.group_sizes("extra_config")
+    hints = Hints(
+        is_symmetric=_is_symmetric(keys, "extra_config"),
+        is_v1=packing not in _WITHOUT_ONE_LESS,
+        blocks=blocks,
+        group_sizes=sizes,
+        has_whole_rows=has_whole_rows,
+    )
     return StoredQuantization(method="auto-round", packings=_AUTO_ROUND[packing], hints=hints)
+
+
+def _older_packing(keys: Keys) -> str:
+    """What AutoRound before 0.5 wrote as its backend; newer ones say there what shall compute, which is no packing."""
+    backend = keys.given.get("backend")
+    if not isinstance(backend, str) or not backend.startswith("auto_round:"):
+        return "auto_round:auto_gptq"
+    if "awq" in backend:
+        return "auto_round:auto_awq"
+    return "auto_round:auto_gptq" if "gptq" in backend else "auto_round"
 
 
 _AUTO_ROUND: Mapping[str, tuple[Packing, ...]] = MappingProxyType(
     {
-        **dict.fromkeys(("auto_round:auto_gptq", "auto_round:gptq", "auto_gptq", "auto_round"), (Packing.GPTQ,)),
+        **dict.fromkeys(("auto_round:auto_gptq", "auto_round:gptq", "auto_gptq", "auto"), (Packing.GPTQ,)),
+        **dict.fromkeys(("auto_round", "auto_round:gptqmodel"), (Packing.GPTQ,)),
         **dict.fromkeys(("auto_round:auto_awq", "auto_round:awq", "auto_awq"), (Packing.AWQ,)),
         "auto_round:fp8_static": (Packing.FLOAT8,),
         "auto_round:llm_compressor": (Packing.FLOAT4, Packing.FLOAT8, Packing.INT8),
     }
 )
+_WITHOUT_ONE_LESS = ("auto_round", "auto_round:gptqmodel")
+"""Packings of GPTQ's second version."""
 
 
-def _compressed_tensors(keys: _Keys) -> StoredQuantization:
-    if keys.given.get("transform_config"):
-        keys.refuse("transform_config", "weights that are not rotated")
-    sparsity = keys.given.get("sparsity_config")
-    if sparsity and not (isinstance(sparsity, Mapping) and sparsity.get("format") in (None, "dense")):
-        keys.refuse("sparsity_config", "weights that are not sparse")
-    groups = keys.given.get("config_groups")
-    kv_cache = keys.given.get("kv_cache_scheme")
-    if not isinstance(groups, Mapping) or not (0 if kv_cache else 1) <= len(groups) <= MAX_GROUPS:
-        keys.refuse("config_groups", f"an object of 1 to {MAX_GROUPS} groups")
-    if kv_cache is not None and not isinstance(kv_cache, Mapping):
-        keys.refuse("kv_cache_scheme", "an object")
-    schemes = [scheme for group in groups.values() if (scheme := _weights_of(keys, group)) is not None]
-    packings = (Packing.PACKED, Packing.INT8, Packing.FLOAT8, Packing.FLOAT4)
+def _compressed_tensors(keys: Keys) -> StoredQuantization:
     return StoredQuantization(
         method="compressed-tensors",
-        packings=packings,
-        hints=Hints(schemes=tuple(dict.fromkeys(schemes))),
-        kv_cache=read_kv_cache_scheme(kv_cache) if kv_cache else None,
+        packings=(Packing.PACKED, Packing.INT8, Packing.FLOAT8, Packing.FLOAT4),
+        hints=read_schemes(keys),
+        kv_cache=_kv_cache(keys),
+        quantizes_weights=bool(keys.table("config_groups")),
     )
 
 
-def _weights_of(keys: _Keys, group: Any) -> tuple[int, int | None] | None:
-    """(bits, group size) of the integers of a group of layers; None for floats, whose headers say all."""
-    weights = group.get("weights") if isinstance(group, Mapping) else None
-    if not isinstance(weights, Mapping):
-        keys.refuse("config_groups", "groups that quantise weights")
-    bits, size = weights.get("num_bits"), weights.get("group_size")
-    if weights.get("type", "int") == "float" and bits in (4, 8):
-        return None
-    if weights.get("type", "int") != "int" or bits not in (4, 8) or isinstance(bits, bool):
-        keys.refuse("config_groups", "weights of 4 and 8 bits")
-    has_groups = isinstance(size, int) and size > 0
-    return bits, size if has_groups else None
+def _kv_cache(keys: Keys) -> StoredKVCache | None:
+    scheme = keys.table("kv_cache_scheme")
+    return read_kv_cache_scheme(scheme) if scheme else None
 
 
-def _fp8(keys: _Keys) -> StoredQuantization:
-    keys.text("fmt", dict.fromkeys(("e4m3",)), "e4m3")
-    block = keys.given.get("weight_block_size")
-    if block is not None and block != [128, 128]:
-        keys.refuse("weight_block_size", "[128, 128]")
-    experts = keys.text("expert_dtype", dict.fromkeys(("fp8", "fp4")), "fp8")
-    return StoredQuantization(method="fp8", packings=(Packing.FLOAT8, *([Packing.FLOAT4] if experts == "fp4" else [])))
+def _fp8(keys: Keys) -> StoredQuantization:
+    keys.text("fmt", _E4M3, "e4m3")
+    experts = (Packing.FLOAT4,) if keys.text("expert_dtype", ("fp8", "fp4"), "fp8") == "fp4" else ()
+    return StoredQuantization(method="fp8", packings=(Packing.FLOAT8, *experts), hints=Hints(blocks=keys.blocks()))
 
 
-def _modelopt(keys: _Keys) -> StoredQuantization:
-    """Newer files have a kv_cache_scheme as compressed-tensors has, older ones a name. Without an algorithm only the KV
-    cache was calibrated, if anything was."""
+_E4M3 = ("e4m3", "e4m3fn", "float8_e4m3", "float8_e4m3fn")
+"""How it is called; MiniMax M2 has torch's name."""
+
+
+def _fbgemm_fp8(keys: Keys) -> StoredQuantization:
+    """A scale for each row. `activation_scale_ub` bounds the scales of activations, which stay as they are."""
+    return StoredQuantization(method="fbgemm_fp8", packings=(Packing.FLOAT8,))
+
+
+def _modelopt(keys: Keys) -> StoredQuantization:
+    """Newer files have a kv_cache_scheme as compressed-tensors has, older ones a name, some within an object of their
+    own. Without an algorithm only the KV cache was calibrated, if anything was."""
+    keys = Keys({**keys.given, **keys.table("quantization")}, keys.source)
     algorithm = keys.given.get("quant_algo")
     if algorithm is not None and (not isinstance(algorithm, str) or algorithm.upper() not in _MODELOPT):
         keys.refuse("quant_algo", ", ".join(_MODELOPT))
-    scheme, name = keys.given.get("kv_cache_scheme"), keys.given.get("kv_cache_quant_algo")
-    if scheme is None and name is not None:
-        scheme = {"type": "float", "num_bits": 8, "dynamic": False} if name == "FP8" else {"kv_cache_quant_algo": name}
-    if scheme is not None and not isinstance(scheme, Mapping):
-        keys.refuse("kv_cache_scheme", "an object")
     return StoredQuantization(
         method="modelopt",
         packings=(Packing.FLOAT4, Packing.FLOAT8),
-        kv_cache=read_kv_cache_scheme(scheme) if scheme else None,
+        kv_cache=_named_cache(keys),
+        quantizes_weights=algorithm is not None,
     )
 
 
-_MODELOPT = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO", "MXFP8", "NVFP4", "MIXED_PRECISION")
+def _named_cache(keys: Keys) -> StoredKVCache | None:
+    scheme, name = keys.given.get("kv_cache_scheme"), keys.given.get("kv_cache_quant_algo")
+    name = scheme if isinstance(scheme, str) else name if scheme is None else None
+    if isinstance(name, str) and name.upper() == "FP8":
+        return read_kv_cache_scheme({"type": "float", "num_bits": 8, "dynamic": False})
+    return _kv_cache(keys) if name is None else read_kv_cache_scheme({"type": name})
 
 
-def _mxfp4(keys: _Keys) -> StoredQuantization:
+_MODELOPT = (
+    "FP8",
+    "FP8_PER_CHANNEL_PER_TOKEN",
+    "FP8_PB_WO",
+    "MXFP8",
+    "NVFP4",
+    "W4A16_NVFP4",
+    "W4A8_NVFP4_FP8",
+    "W4A8_MXFP4_FP8",
+    "MXFP4",
+    "MIXED_PRECISION",
+)
+"""What the weights are. ModelOpt's name says, too, what inputs may be rounded to, which they are not here."""
+
+
+def _mxfp4(keys: Keys) -> StoredQuantization:
     return StoredQuantization(method="mxfp4", packings=(Packing.MXFP4,))
 
 
-def _bitsandbytes(keys: _Keys) -> StoredQuantization:
+def _bitsandbytes(keys: Keys) -> StoredQuantization:
     return StoredQuantization(method="bitsandbytes", packings=(Packing.BNB_4BIT,))
 
 
-def _gguf(keys: _Keys) -> StoredQuantization:
+def _gguf(keys: Keys) -> StoredQuantization:
     return StoredQuantization(method="gguf", packings=(Packing.GGUF,))
 
 
-_METHODS: Mapping[str, Callable[[_Keys], StoredQuantization]] = MappingProxyType(
+_METHODS: Mapping[str, Callable[[Keys], StoredQuantization]] = MappingProxyType(
     {
         "gptq": _gptq,
         "awq": _awq,
@@ -235,6 +244,7 @@ _METHODS: Mapping[str, Callable[[_Keys], StoredQuantization]] = MappingProxyType
         "intel/auto-round": _auto_round,
         "compressed-tensors": _compressed_tensors,
         "fp8": _fp8,
+        "fbgemm_fp8": _fbgemm_fp8,
         "mxfp4": _mxfp4,
         "modelopt": _modelopt,
         "bitsandbytes": _bitsandbytes,

@@ -18,10 +18,11 @@ from quire.utils.math import cdiv
 
 WORD_BITS = 32
 """Of the integers that GPTQ, AWQ and compressed-tensors pack values into."""
-BLOCK_ROWS = 128
-"""Rows that share a scale of blocks."""
 BNB_GROUP = 64
 """bitsandbytes' default; its quant_state says which it is."""
+BNB_STORAGE = {"U8": 1, "I8": 1, "F16": 2, "BF16": 2, "F32": 4}
+"""What its codes may be stored as (bnb_4bit_quant_storage), and how many bytes that is."""
+BNB_STATE = ".quant_state.bitsandbytes__"
 FLOAT8 = "F8_E4M3"
 SCALES = ("weight_scale", "weight_scale_inv", "scale")
 """Roles of the scales of weights that stand as they are; the first that is there counts."""
@@ -33,7 +34,7 @@ DTYPES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "scale": ("F32", "U8", "F8_E8M0"),
         **dict.fromkeys(("weight_global_scale", "weight_scale_2"), ("F16", "BF16", "F32")),
         "absmax": ("U8", "F16", "BF16", "F32"),
-        "weight_zero_point": ("I32",),
+        "weight_zero_point": ("I32", "I8"),
         "weight_packed": ("I32", "U8"),
         **dict.fromkeys(("blocks", "quant_state"), ("U8",)),
         "weight": ("I8", "U8", FLOAT8),
@@ -47,9 +48,18 @@ class Hints:
     """What config.json says and headers do not."""
 
     is_symmetric: bool = False
+    """No layer has zero points but such as stand for none."""
+    is_asymmetric: bool = False
+    """Every layer that has integers has zero points."""
     has_order: bool = False
     """GPTQ's desc_act."""
     is_v1: bool = True
+    group_sizes: frozenset[int] = frozenset()
+    """Columns that share a scale, of whichever layers. Where none fits, the power of two that does is taken."""
+    has_whole_rows: bool = True
+    """There may be layers whose rows have one scale."""
+    blocks: frozenset[tuple[int, int]] = frozenset({(128, 128)})
+    """Rows and columns that share a scale of blocks, of whichever layers."""
     schemes: tuple[tuple[int, int | None], ...] = ()
     """(bits, group size or None for a whole row) of what compressed-tensors packs."""
 
@@ -75,7 +85,7 @@ def find_gptq(name: str, headers: Headers, hints: Hints) -> StoredFormat | None:
         tensors=tensors,
         shape=(rows, columns),
         bits=bits,
-        group_size=_group_size(name, columns, groups),
+        group_size=_group_size(name, columns, groups, hints),
         has_zero_points=not hints.is_symmetric,
         has_order="g_idx" in tensors and hints.has_order,
         is_v1=hints.is_v1,
@@ -87,6 +97,7 @@ def find_awq(name: str, headers: Headers, hints: Hints) -> StoredFormat | None:
     tensors = _tensors(name, ("qweight", "scales", "qzeros"), headers)
     if "qweight" not in tensors:
         return None
+    _check_zero_points(name, "qzeros" in tensors, hints)
     words, scales = (_header(name, tensors, role, headers, 2) for role in ("qweight", "scales"))
     rows, groups = scales.shape[1], scales.shape[0]
     bits = _bits(name, words.shape[1], rows)
@@ -97,24 +108,29 @@ def find_awq(name: str, headers: Headers, hints: Hints) -> StoredFormat | None:
         tensors=tensors,
         shape=(rows, words.shape[0]),
         bits=bits,
-        group_size=_group_size(name, words.shape[0], groups),
-        has_zero_points="qzeros" in tensors,
+        group_size=_group_size(name, words.shape[0], groups, hints),
+        has_zero_points="qzeros" in tensors and not hints.is_symmetric,
     )
 
 
 def find_packed(name: str, headers: Headers, hints: Hints) -> StoredFormat | None:
-    """weight_packed [N, M * bits / 32] I32, weight_scale [N, M / G], weight_zero_point [N * bits / 32, M / G]."""
+    """weight_packed [N, M * bits / 32] I32, weight_scale [N, M / G] or one for all, weight_zero_point
+    [N * bits / 32, M / G] I32, or I8 like the scales."""
     roles = ("weight_packed", "weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx")
     tensors = _tensors(name, roles, headers)
     packed = headers(tensors.get("weight_packed", ""))
     if packed is None or packed.dtype != "I32":
         return None
-    words, scales = (_header(name, tensors, role, headers, 2) for role in ("weight_packed", "weight_scale"))
-    rows, groups = scales.shape
-    bits, group_size = _packed_bits(name, words.shape[1], groups, hints)
-    columns = words.shape[1] * WORD_BITS // bits
-    _check_optional(name, tensors, "weight_zero_point", headers, (cdiv(rows * bits, WORD_BITS), groups))
-    if words.shape[0] != rows:
+    words, scales = _header(name, tensors, "weight_packed", headers, 2), _header(name, tensors, "weight_scale", headers)
+    rows, groups = words.shape[0], 1 if prod(scales.shape) == 1 else scales.shape[-1]
+    if scales.shape not in ((), (1,), (rows, groups)):
+        raise _odd(name, tensors, headers)
+    shape = headers(tensors.get("weight_shape", ""))
+    bits, group_size, columns = _packed_bits(name, words.shape[1], groups, hints, shape)
+    zeros = headers(tensors.get("weight_zero_point", ""))
+    _check_zero_points(name, zeros is not None, hints)
+    fits = {"I32": (cdiv(rows * bits, WORD_BITS), groups), "I8": scales.shape}
+    if zeros is not None and zeros.shape != fits.get(zeros.dtype):
         raise _odd(name, tensors, headers)
     _check_optional(name, tensors, "weight_g_idx", headers, (columns,))
     return StoredFormat(
@@ -124,18 +140,33 @@ def find_packed(name: str, headers: Headers, hints: Hints) -> StoredFormat | Non
         shape=(rows, columns),
         bits=bits,
         group_size=group_size or columns,
-        has_zero_points="weight_zero_point" in tensors,
+        has_zero_points=zeros is not None and not hints.is_symmetric,
         has_order="weight_g_idx" in tensors,
     )
 
 
-def _packed_bits(name: str, words: int, groups: int, hints: Hints) -> tuple[int, int | None]:
-    """The bits and the group that the config knows and that the shapes fit."""
-    for bits, group_size in hints.schemes:
-        columns = words * WORD_BITS // bits
-        if groups == (1 if group_size is None else cdiv(columns, group_size)):
-            return bits, group_size
-    raise refuse(name, f"has {groups} groups of scales, which fits none of the schemes that config.json lists")
+def _packed_bits(name: str, words: int, groups: int, hints: Hints, shape: Header | None) -> tuple[int, int | None, int]:
+    """The bits and the group that the config knows and that the shapes fit, and how many columns that makes.
+
+    Where several schemes fit, weight_shape says the columns.
+    """
+    fitting = _fitting(words, groups, hints, None)
+    if len(fitting) != 1 and shape is not None and shape.read is not None:
+        fitting = _fitting(words, groups, hints, shape.read()[-1])
+    if len(fitting) == 1:
+        return fitting[0]
+    which = "none" if not fitting else "several"
+    raise refuse(name, f"has {groups} groups of scales, which fits {which} of the schemes that config.json lists")
+
+
+def _fitting(words: int, groups: int, hints: Hints, columns: int | None) -> list[tuple[int, int | None, int]]:
+    """(bits, group size, columns) of the schemes in which rows of so many words have so many groups."""
+    found = {}
+    for bits, size in hints.schemes:
+        count = words * WORD_BITS // bits if columns is None else columns
+        if cdiv(count * bits, WORD_BITS) == words and groups == (1 if size is None else cdiv(count, size)):
+            found[bits, count if size is None else min(size, count)] = bits, size, count
+    return list(found.values())
 
 
 def find_int8(name: str, headers: Headers, hints: Hints) -> StoredFormat | None:
@@ -144,18 +175,20 @@ def find_int8(name: str, headers: Headers, hints: Hints) -> StoredFormat | None:
     weight = headers(tensors.get("weight", ""))
     if weight is None or weight.dtype != "I8" or "weight_scale" not in tensors:
         return None
-    return _by_scales(name, Packing.INT8, tensors, headers, has_zero_points="weight_zero_point" in tensors)
+    _check_zero_points(name, "weight_zero_point" in tensors, hints)
+    has_zero_points = "weight_zero_point" in tensors and not hints.is_symmetric
+    return _by_scales(name, Packing.INT8, tensors, headers, hints, has_zero_points=has_zero_points)
 
 
 def find_float8(name: str, headers: Headers, hints: Hints) -> StoredFormat | None:
-    """weight [N, M] F8_E4M3; weight_scale, weight_scale_inv or scale (DeepSeek V4) of [], [1], [N], [N, 1],
-    [N, M / 32], [N / 128, M / 128] or [N / 128, 1, M / 128, 1].
+    """weight [N, M] F8_E4M3; weight_scale, weight_scale_inv or scale (DeepSeek V4) of [], [1], [N], [N, 1], [N, M / G],
+    and of blocks [N / B, M / C] or [N / B, 1, M / C, 1].
     """
     tensors = _tensors(name, ("weight", *SCALES), headers)
     weight = headers(tensors.get("weight", ""))
     if weight is None or weight.dtype != FLOAT8:
         return None
-    return _by_scales(name, Packing.FLOAT8, tensors, headers, is_float8=True)
+    return _by_scales(name, Packing.FLOAT8, tensors, headers, hints, is_float8=True)
 
 
 def _by_scales(
@@ -163,6 +196,7 @@ def _by_scales(
     packing: Packing,
     tensors: Mapping[str, str],
     headers: Headers,
+    hints: Hints,
     *,
     has_zero_points: bool = False,
     is_float8: bool = False,
@@ -177,12 +211,16 @@ def _by_scales(
     zeros = headers(tensors.get("weight_zero_point", ""))
     if zeros is not None and (zeros.dtype, zeros.shape) != ("I8", scales):
         raise _odd(name, tensors, headers)
+    block_rows, group_size = 1, columns
     if prod(scales) == 1 or scales in ((rows,), (rows, 1)):
-        group_size = columns
-    elif len(scales) == 2 and scales[0] in (rows, cdiv(rows, BLOCK_ROWS)):
-        group_size = _group_size(name, columns, scales[1])
-    else:
-        raise _odd(name, tensors, headers)
+        _check_whole(name, columns, hints)
+    if prod(scales) != 1 and scales not in ((rows,), (rows, 1)):
+        if len(scales) != 2:
+            raise _odd(name, tensors, headers)
+        if scales[0] == rows:
+            group_size = _group_size(name, columns, scales[1], hints)
+        else:
+            block_rows, group_size = _block_size(name, (rows, columns), (scales[0], scales[1]), hints)
     return StoredFormat(
         name=name,
         packing=packing,
@@ -190,6 +228,7 @@ def _by_scales(
         shape=(rows, columns),
         bits=8,
         group_size=group_size,
+        block_rows=block_rows,
         has_zero_points=has_zero_points,
         is_float8=is_float8,
     )
@@ -238,6 +277,8 @@ def find_float4(name: str, headers: Headers, hints: Hints) -> StoredFormat | Non
     known = ("U8", "F8_E8M0") if by_scale else (FLOAT8, "U8")
     if scales.dtype not in known or scales.shape != (rows, cdiv(columns, group_size)):
         raise _odd(name, tensors, headers)
+    if scales.dtype == FLOAT8 and not tensors.keys() & {"weight_global_scale", "weight_scale_2"}:
+        raise refuse(name, "has no scale for all of it (weight_global_scale or weight_scale_2)")
     for role in ("weight_global_scale", "weight_scale_2"):
         if role in tensors and prod(_header(name, tensors, role, headers).shape) != 1:
             raise _odd(name, tensors, headers)
@@ -255,7 +296,7 @@ def find_float4(name: str, headers: Headers, hints: Hints) -> StoredFormat | Non
 def find_bitsandbytes(name: str, headers: Headers, hints: Hints) -> StoredFormat | None:
     """4 bits: weight [N * M / 2, 1] U8 with .absmax, .quant_map, .quant_state...; 8 bits: weight [N, M] I8, SCB [N]."""
     layer = name.removesuffix("weight")
-    states = (f"{name}.quant_state.bitsandbytes__{kind}" for kind in ("nf4", "fp4"))
+    states = (f"{name}{BNB_STATE}{kind}" for kind in ("nf4", "fp4"))
     state = next((state for state in states if headers(state) is not None), None)
     if state is not None:
         return _bnb_4bit(name, state, headers, hints)
@@ -265,7 +306,10 @@ def find_bitsandbytes(name: str, headers: Headers, hints: Hints) -> StoredFormat
     if len(weight.shape) != 2 or scales.shape != weight.shape[:1]:
         raise refuse(name, f"has shape {list(weight.shape)} and scales {list(scales.shape)}")
     tensors = {"weight": name, "SCB": f"{layer}SCB"}
-    if headers(f"{layer}weight_format") is not None:
+    layout = headers(f"{layer}weight_format")
+    if layout is not None and prod(layout.shape) != 1:
+        raise refuse(name, f"has a weight_format of shape {list(layout.shape)}, not one number")
+    if layout is not None:
         tensors["weight_format"] = f"{layer}weight_format"
     return StoredFormat(
         name=name, packing=Packing.BNB_8BIT, tensors=tensors, shape=weight.shape, bits=8, group_size=weight.shape[1]
@@ -276,13 +320,16 @@ def _bnb_4bit(name: str, state: str, headers: Headers, hints: Hints) -> StoredFo
     roles = ("absmax", "quant_map", "nested_absmax", "nested_quant_map")
     tensors = {"weight": name, "quant_state": state}
     tensors |= {role: f"{name}.{role}" for role in roles if headers(f"{name}.{role}") is not None}
-    for role in ("weight", "absmax", "quant_map"):
+    for role in ("absmax", "quant_map", *(role for role in roles[2:] if role in tensors)):
         _header(name, tensors, role, headers)
+    weight = _header(name, tensors, "weight", headers, dtypes=tuple(BNB_STORAGE))
+    if ("nested_absmax" in tensors) != ("nested_quant_map" in tensors):
+        raise refuse(name, "has nested scales, of which nested_absmax or nested_quant_map is missing")
     return StoredFormat(
         name=name,
         packing=Packing.BNB_4BIT,
         tensors=tensors,
-        shape=(2 * prod(_header(name, tensors, "weight", headers).shape),),
+        shape=(2 * BNB_STORAGE[weight.dtype] * prod(weight.shape),),
         bits=4,
         group_size=BNB_GROUP,
         has_levels=True,
@@ -330,9 +377,11 @@ _BYTES = ("I8", "U8", FLOAT8)
 
 
 def weights_in(headers: Iterable[tuple[str, Header]]) -> Iterator[str]:
-    """What the weights are called that these tensors hold quantised, if any."""
+    """What the weights are called that these tensors hold quantised, if any; some of them twice."""
     for name, header in headers:
-        if name.endswith("_blocks"):
+        if BNB_STATE in name:
+            yield name.partition(BNB_STATE)[0]
+        elif name.endswith("_blocks"):
             yield name.removesuffix("_blocks")
         elif name.endswith(_MARKS):
             yield f"{name.rpartition('.')[0]}.weight"
@@ -377,14 +426,54 @@ def _bits(name: str, words: int, values: int, known: Sequence[int] = (2, 4, 8)) 
     return bits
 
 
-def _group_size(name: str, columns: int, groups: int) -> int:
+def _group_size(name: str, columns: int, groups: int, hints: Hints) -> int:
     """Columns that share a scale. The last group may have fewer."""
     if groups == 1:
+        _check_whole(name, columns, hints)
         return columns
-    size = 1 << (cdiv(columns, groups) - 1).bit_length()
-    if cdiv(columns, size) != groups:
-        raise refuse(name, f"has {groups} groups of scales for {columns} input features")
-    return size
+    powers = {1 << (cdiv(columns, groups) - 1).bit_length()}
+    for sizes in (hints.group_sizes, powers):
+        fitting = sorted((size,) for size in sizes if cdiv(columns, size) == groups)
+        if fitting:
+            return _only(name, fitting, f"{groups} groups of scales for {columns} input features")[0]
+    raise refuse(name, f"has {groups} groups of scales for {columns} input features")
+
+
+def _check_whole(name: str, columns: int, hints: Hints) -> None:
+    """Raises: CheckpointError for rows with one scale where config.json has smaller groups only."""
+    if not hints.has_whole_rows and max(hints.group_sizes, default=columns) < columns:
+        sizes = _listed(sorted((size,) for size in hints.group_sizes))
+        raise refuse(name, f"has one scale for {columns} input features, and config.json has groups of {sizes}")
+
+
+def _block_size(name: str, shape: tuple[int, int], scales: tuple[int, int], hints: Hints) -> tuple[int, int]:
+    """Rows and columns that share a scale. The last blocks may have fewer. A block may be larger than the weight."""
+    fitting = {
+        tuple(size if count > 1 else whole for size, count, whole in zip(block, scales, shape, strict=True))
+        for block in hints.blocks
+        if tuple(cdiv(whole, size) for whole, size in zip(shape, block, strict=True)) == scales
+    }
+    problem = f"{list(scales)} scales of blocks for a shape of {list(shape)}"
+    if not fitting:
+        raise refuse(name, f"has {problem}, and config.json has blocks of {_listed(sorted(hints.blocks))}")
+    rows, columns = _only(name, sorted(fitting), problem)
+    return rows, columns
+
+
+def _only(name: str, fitting: Sequence[tuple[int, ...]], problem: str) -> tuple[int, ...]:
+    """Raises: CheckpointError where several sizes that config.json has fit."""
+    if len(fitting) > 1:
+        raise refuse(name, f"has {problem}, which {_listed(fitting)} fit alike, all of which config.json has")
+    return fitting[0]
+
+
+def _listed(sizes: Iterable[tuple[int, ...]]) -> str:
+    return ", ".join(" x ".join(map(str, size)) for size in sizes)
+
+
+def _check_zero_points(name: str, are_there: bool, hints: Hints) -> None:
+    if hints.is_asymmetric and not are_there:
+        raise refuse(name, "has no zero points, which all layers have as config.json says")
 
 
 def _odd(name: str, tensors: Mapping[str, str], headers: Headers) -> Exception:

@@ -5,7 +5,11 @@ from __future__ import annotations
 from quire.config.arch import ModelArch
 from quire.config.engine import QuantConfig
 from quire.config.flags.args import EngineArgs
-from quire.errors import ConfigError
+from quire.config.quantized.experts import divided_experts
+from quire.errors import ConfigError, counted
+from quire.log import get_logger
+
+log = get_logger(__name__)
 
 ROUNDING = ("int8", "int4")
 """Methods of `--quantization` that round plain weights."""
@@ -31,6 +35,7 @@ def resolve_quantization(args: EngineArgs, arch: ModelArch, ops: str) -> QuantCo
         raise ConfigError(f"quantization={given!r}, but the checkpoint's weights are {found}. Leave quantization out.")
     if ops == "cpu" and not args.dequantize:
         _check_formats(arch)
+        _tell_experts(arch)
     return QuantConfig(method=given if given in ROUNDING else None, stored=stored, dequantize=args.dequantize)
 
 
@@ -43,4 +48,14 @@ def _check_formats(arch: ModelArch) -> None:
         raise ConfigError(
             f"{arch.source}: the kernels have no product with {without[0]}, as {names}{more} are stored. "
             "--dequantize makes plain weights of them, which takes more memory."
+        )
+
+
+def _tell_experts(arch: ModelArch) -> None:
+    divided = sorted(divided_experts(arch))
+    if divided:
+        log.warning(
+            "%s of experts become plain numbers, for gate and up are stored differently, such as %s",
+            counted(len(divided), "weight"),
+            divided[0],
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from quire.config.memory.weight_formats import native_format
@@ -17,6 +17,8 @@ class Header:
     dtype: str
     """As safetensors spells it."""
     shape: tuple[int, ...]
+    read: Callable[[], tuple[int, ...]] | None = field(default=None, compare=False)
+    """Its few numbers, of a tensor that has the shape of another."""
 
 
 Headers = Callable[[str], Header | None]
@@ -52,6 +54,8 @@ class StoredFormat:
     bits: int
     group_size: int
     """Columns that share a scale; M where a row has one."""
+    block_rows: int = 1
+    """Rows that share the scales of a row, where they are of blocks."""
     has_zero_points: bool = False
     has_offsets: bool = False
     has_levels: bool = False

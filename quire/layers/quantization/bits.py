@@ -13,8 +13,7 @@ def fields(words: Tensor, bits: int) -> Tensor:
 
     Shapes: words [..., K] -> [..., K, F] uint8, F being 8 * bytes of a word / bits; of three bits [..., K / 3, 32].
     """
-    words = words.contiguous()
-    stored = words.view(torch.uint8).view(*words.shape, words.element_size())
+    stored = words.flatten().view(torch.uint8).view(*words.shape, words.element_size())
     if bits == 8:
         return stored
     if bits == 3:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import Tensor
 from quire.config.quantized.stored import StoredFormat, refuse
 from quire.layers.quantization.bits import along_rows
 from quire.ops.operands import QuantizedRows
+from quire.utils.math import cdiv
 
 LARGEST = 127
 """What stands for the largest magnitude of a row."""
@@ -33,23 +35,33 @@ def unpack_bnb_4bit(format: StoredFormat, stored: Mapping[str, Tensor]) -> Quant
     state = _state(format, stored["quant_state"])
     rows, columns = state["shape"]
     block = state["blocksize"]
-    if rows * columns != format.shape[0] or columns % block:
-        raise refuse(format.name, f"has the shape {[rows, columns]} in blocks of {block}, which cross its rows")
-    codes = along_rows(stored["weight"].view(-1, 1), 4).view(-1, 2).flip(1).reshape(rows, columns)  # high bits first
+    if rows * columns != format.shape[0]:
+        raise refuse(format.name, f"has a quant_state for the shape {[rows, columns]} and {format.shape[0]} codes")
+    packed = stored["weight"].contiguous().view(torch.uint8)
+    codes = along_rows(packed.view(-1, 1), 4).view(-1, 2).flip(1).reshape(rows, columns)  # high bits first
     levels = tuple(stored["quant_map"].to(torch.float32).tolist())
-    scales = _scales(stored, state).view(rows, columns // block)
-    return QuantizedRows(values=codes.to(torch.int8), bits=4, scales=scales, group_size=block, levels=levels)
+    if len(levels) != 16:
+        raise refuse(format.name, f"has a quant_map of {len(levels)} levels, not of 16")
+    size = math.gcd(columns, block)  # blocks go on over the ends of rows
+    begins = torch.arange(0, rows * columns, size)
+    scales = _scales(format, stored, state)[begins // block].view(rows, columns // size)
+    return QuantizedRows(values=codes.to(torch.int8), bits=4, scales=scales, group_size=size, levels=levels)
 
 
-def _scales(stored: Mapping[str, Tensor], state: Mapping[str, Any]) -> Tensor:
+def _scales(format: StoredFormat, stored: Mapping[str, Tensor], state: Mapping[str, Any]) -> Tensor:
     """Of all blocks, one after the other; they may be quantised themselves, in blocks, about a mean."""
-    largest = stored["absmax"]
-    if "nested_absmax" not in stored:
+    largest, count = stored["absmax"].flatten(), cdiv(format.shape[0], state["blocksize"])
+    is_nested = "nested_absmax" in stored
+    if len(largest) != count or (largest.dtype == torch.uint8) != is_nested:
+        raise refuse(format.name, f"has absmax {largest.dtype} of {len(largest)} blocks, not of {count}")
+    if not is_nested:
         return largest.to(torch.float32)
-    levels = stored["nested_quant_map"].to(torch.float32)[largest.long()]
-    blocks = stored["nested_absmax"].to(torch.float32).repeat_interleave(state["nested_blocksize"])
+    levels, blocks = (stored[role].to(torch.float32).flatten() for role in ("nested_quant_map", "nested_absmax"))
+    size = state["nested_blocksize"]
+    if len(levels) != 256 or size < 1 or len(blocks) != cdiv(count, size):
+        raise refuse(format.name, f"has {len(levels)} levels and {len(blocks)} blocks of {size} of nested scales")
     offset: float = state["nested_offset"]
-    return levels * blocks[: len(levels)] + offset
+    return levels[largest.long()] * blocks[torch.arange(count) // size] + offset
 
 
 def _state(format: StoredFormat, stored: Tensor) -> dict[str, Any]:

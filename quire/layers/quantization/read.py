@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
 from quire.config.quantized.config import StoredQuantization
+from quire.config.quantized.find import WORD_BITS
 from quire.config.quantized.stored import Packing, StoredFormat, refuse
 from quire.errors import ConfigError
 from quire.layers.quantization.unpack import UNPACK
 from quire.layers.weights import Rows, ShardSpec, WeightReader
+from quire.ops.operands import QuantizedRows, StoredRows
+from quire.utils.math import round_up
 
 
 def read_rows(
@@ -24,13 +28,16 @@ def read_rows(
     found = None if quantization is None else quantization.find(name, weights.header)
     if found is None:
         return weights.read(name, shape, shard)
-    _check_shape(found, shape)
+    found = _of_shape(found, shape)
     stored = {role: weights.read_raw(tensor) for role, tensor in found.tensors.items()}
     if next(iter(stored.values())).is_meta:
         return torch.empty(shard.local_shape(shape), device="meta")
     if len(shape) == 3:
-        return UNPACK[found.packing](found, {role: tensor[shard.part] for role, tensor in stored.items()})
+        stored = {role: tensor[shard.part] for role, tensor in stored.items()}
     rows = UNPACK[found.packing](found, stored)
+    _check_numbers(found, rows)
+    if len(shape) == 3:
+        return rows
     return rows if shard.parts == 1 else rows[_slice_of(found, shard, shape)]
 
 
@@ -44,10 +51,22 @@ def stored_names(weights: WeightReader, quantization: StoredQuantization | None,
     ]
 
 
-def _check_shape(found: StoredFormat, shape: tuple[int, ...]) -> None:
+def _of_shape(found: StoredFormat, shape: tuple[int, ...]) -> StoredFormat:
+    """The format, without what fills up the last word of packed rows. Raises: CheckpointError for another shape."""
     fits = math.prod(shape) == math.prod(found.shape) if found.packing is Packing.BNB_4BIT else shape == found.shape
-    if not fits:
-        raise refuse(found.name, f"has shape {list(found.shape)}, but config.json asks for {list(shape)}")
+    if fits:
+        return found
+    columns = shape[-1]
+    filled = round_up(columns, WORD_BITS // found.bits)
+    if found.packing is Packing.PACKED and (*shape[:-1], filled) == found.shape:
+        return replace(found, shape=shape, group_size=min(found.group_size, columns))
+    raise refuse(found.name, f"has shape {list(found.shape)}, but config.json asks for {list(shape)}")
+
+
+def _check_numbers(found: StoredFormat, rows: StoredRows) -> None:
+    """Raises: CheckpointError for scales that are not finite. Blocks of GGUF files are checked as they are packed."""
+    if isinstance(rows, QuantizedRows) and not bool(rows.scales.isfinite().all()):
+        raise refuse(found.name, "has a scale that is not finite")
 
 
 def _slice_of(found: StoredFormat, shard: ShardSpec, shape: tuple[int, ...]) -> slice:

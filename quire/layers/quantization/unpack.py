@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from quire.config.memory.weight_formats import FLOAT4_LEVELS
-from quire.config.quantized.find import BLOCK_ROWS, SCALES
+from quire.config.quantized.find import SCALES, WORD_BITS
 from quire.config.quantized.stored import Packing, StoredFormat, refuse
 from quire.layers.quantization.bits import along_columns, along_rows, shuffled_along_rows, signed
 from quire.layers.quantization.bitsandbytes import unpack_bnb_4bit, unpack_bnb_8bit
@@ -28,10 +28,23 @@ AWQ_PLACES = MappingProxyType({4: (0, 4, 1, 5, 2, 6, 3, 7), 8: (0, 2, 1, 3)})
 def _gptq(format: StoredFormat, stored: Stored) -> QuantizedRows:
     bits = format.bits
     values = signed(along_columns(stored["qweight"], bits), bits)
-    zeros = along_rows(stored["qzeros"], bits).t().to(torch.int16) + int(format.is_v1) - (1 << bits - 1)
+    zeros = along_rows(stored["qzeros"], bits) if not format.is_v1 else _one_more(stored["qzeros"], bits)
     scales = stored["scales"].t().to(torch.float32)
     values, order = _in_groups(format, values, stored.get("g_idx"))
-    return _grouped(format, values, scales, _narrow(format, zeros), order)
+    return _grouped(format, values, scales, signed(zeros.t(), bits), order)
+
+
+def _one_more(words: Tensor, bits: int) -> Tensor:
+    """Zero points that are stored less one, as GPTQModel and AutoRound take it off: from a whole word.
+
+    Below a zero point of 0 lie the largest value and one borrowed from the next in the word. Those of 3 bits, which
+    cross words, borrow nothing.
+    Shapes: words [R, K] int32 -> [R, K * 32 / bits] uint8.
+    """
+    if bits == 3:
+        return along_rows(words, bits) + 1 & 7
+    ones = sum(1 << place for place in range(0, WORD_BITS, bits))
+    return along_rows((words.to(torch.int64) + ones).to(torch.int32), bits)
 
 
 def _awq(format: StoredFormat, stored: Stored) -> QuantizedRows:
@@ -39,8 +52,7 @@ def _awq(format: StoredFormat, stored: Stored) -> QuantizedRows:
     values = signed(shuffled_along_rows(stored["qweight"], bits, places), bits)
     zeros = None
     if "qzeros" in stored:
-        unsigned = shuffled_along_rows(stored["qzeros"], bits, places)
-        zeros = _narrow(format, unsigned.to(torch.int16) - (1 << bits - 1))
+        zeros = signed(shuffled_along_rows(stored["qzeros"], bits, places), bits)
     return _grouped(format, values, stored["scales"].t().to(torch.float32), zeros)
 
 
@@ -49,32 +61,32 @@ def _packed(format: StoredFormat, stored: Stored) -> QuantizedRows:
     values = signed(along_rows(stored["weight_packed"], bits), bits)[:, :columns]
     zeros = stored.get("weight_zero_point")
     if zeros is not None:
-        rows = format.shape[0]
-        zeros = signed(along_columns(zeros, bits), bits).t()[:rows]
+        whole = zeros.dtype == torch.int8
+        zeros = _of_rows(format, zeros) if whole else signed(along_columns(zeros, bits), bits).t()[: format.shape[0]]
     values, order = _in_groups(format, values, stored.get("weight_g_idx"))
-    return _grouped(format, values, stored["weight_scale"].to(torch.float32), zeros, order)
+    return _grouped(format, values, _of_rows(format, stored["weight_scale"].to(torch.float32)), zeros, order)
 
 
 def _int8(format: StoredFormat, stored: Stored) -> QuantizedRows:
     zeros = stored.get("weight_zero_point")
-    scales = _scales_of_rows(format, stored["weight_scale"])
+    scales = _of_rows(format, _numbers(stored["weight_scale"]))
     if zeros is not None:
-        zeros = _scales_of_rows(format, zeros).to(torch.int8)
+        zeros = _of_rows(format, zeros)
     return _grouped(format, stored["weight"], scales, zeros)
 
 
 def _float8(format: StoredFormat, stored: Stored) -> QuantizedRows:
     scales = next(stored[role] for role in SCALES if role in stored)
-    return _grouped(format, stored["weight"], _scales_of_rows(format, scales), None)
+    return _grouped(format, stored["weight"], _of_rows(format, _numbers(scales)), None)
 
 
-def _scales_of_rows(format: StoredFormat, scales: Tensor) -> Tensor:
+def _of_rows(format: StoredFormat, stored: Tensor) -> Tensor:
     """One for each row and group, from one for all, for each row, for groups, or for blocks. Shapes: -> [N, M / G]."""
-    rows, scales = format.shape[0], _numbers(scales)
-    if scales.numel() == 1:
-        return scales.view(1, 1).expand(rows, 1)
-    scales = scales.view(scales.shape[0], -1)
-    return scales if scales.shape[0] == rows else scales.repeat_interleave(BLOCK_ROWS, dim=0)[:rows]
+    rows = format.shape[0]
+    if stored.numel() == 1:
+        return stored.view(1, 1).expand(rows, 1)
+    stored = stored.view(stored.shape[0], -1)
+    return stored if stored.shape[0] == rows else stored.repeat_interleave(format.block_rows, dim=0)[:rows]
 
 
 def _mxfp4(format: StoredFormat, stored: Stored) -> QuantizedRows:
@@ -112,8 +124,8 @@ def _floats4(format: StoredFormat, values: Tensor, scales: Tensor) -> QuantizedR
 def _grouped(
     format: StoredFormat, values: Tensor, scales: Tensor, zero_points: Tensor | None, order: Tensor | None = None
 ) -> QuantizedRows:
-    """Values of two and three bits are kept in four. Zero points that are all zero are none."""
-    if zero_points is not None and not zero_points.any():
+    """Values of two and three bits are kept in four. Zero points that config.json denies are none if all are zero."""
+    if zero_points is not None and not format.has_zero_points and not zero_points.any():
         zero_points = None
     bits = max(4, format.bits)
     return QuantizedRows(
@@ -121,19 +133,13 @@ def _grouped(
     )
 
 
-def _narrow(format: StoredFormat, zeros: Tensor) -> Tensor:
-    """In int8. Raises: CheckpointError where one does not fit."""
-    if int(zeros.max()) > 127:
-        raise refuse(format.name, "has a zero point of 256")
-    return zeros.to(torch.int8)
-
-
 def _in_groups(format: StoredFormat, values: Tensor, groups: Tensor | None) -> tuple[Tensor, Tensor | None]:
     """The columns of each group side by side, and which input feature each of them multiplies.
 
-    Shapes: values [N, M], groups [M]: the group of each column. Raises: CheckpointError where groups differ in size.
+    Shapes: values [N, M], groups [M]: the group of each column, or -1 throughout, which compressed-tensors leaves where
+    nothing was reordered. Raises: CheckpointError where groups differ in size.
     """
-    if groups is None:
+    if groups is None or bool((groups == -1).all()):
         return values, None
     columns = format.shape[1]
     expected = torch.arange(columns, dtype=torch.int64) // format.group_size

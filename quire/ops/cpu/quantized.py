@@ -220,7 +220,10 @@ def format_of(rows: StoredRows) -> WeightFormat:
     )
     is_known = rows.values.dtype in (torch.int8, torch.float8_e4m3fn)
     if format is None or not is_known or (format.codes is Codes.FLOAT8 and rows.order is not None):
-        raise ConfigError(f"the kernels have no product with weights of {describe(rows)}")
+        raise ConfigError(
+            f"the kernels have no product with weights of {describe(rows)}. --dequantize makes plain weights of them, "
+            "which takes more memory."
+        )
     return format
 
 
