@@ -205,6 +205,12 @@ SLIDING, FULL = "sliding_attention", "full_attention"
 SAME: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "share of heads": ("phi", {"partial_rotary_factor": 0.5, "rope_theta": 5e4}, {"rope_parameters": PARTIAL}),
     "gpt_neox": ("gpt_neox", {"rotary_pct": 0.5, "rotary_emb_base": 5e4}, {"rope_parameters": PARTIAL}),
+    "names of others": (
+        "gpt_neox",
+        {"rotary_pct": 0.5},
+        {"rotary_pct": 0.5, "rope_theta": 77.0, "partial_rotary_factor": 1.0},
+    ),
+    "names of others alone": ("gpt_neox", {}, {"rope_theta": 77.0, "partial_rotary_factor": 1.0}),
     "stablelm": ("stablelm", {"partial_rotary_factor": 0.5, "rope_theta": 5e4}, {"rope_parameters": PARTIAL}),
     "nemotron": ("nemotron", {"partial_rotary_factor": 0.5, "rope_theta": 5e4}, {"rope_parameters": PARTIAL}),
     "persimmon": ("persimmon", {"rope_theta": 5e4}, {"rope_parameters": PARTIAL}),
