@@ -204,6 +204,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "exaone4": {**_COMMON, "num_hidden_layers": 4, "sliding_window": 24, "sliding_window_pattern": 2},
     "phi": _COMMON,
     "gpt_neox": {key: value for key, value in _COMMON.items() if key != "num_key_value_heads"},
+    "gpt_neox_japanese": {
+        **{key: value for key, value in _COMMON.items() if key not in ("intermediate_size", "num_key_value_heads")},
+        "intermediate_multiple_size": 2,
+    },
     "gptj": {**_GPT2, "rotary_dim": 8},
     "codegen": {**_GPT2, "n_head": 8, "rotary_dim": 4},
     "gpt_bigcode": _GPT2,

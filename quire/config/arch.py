@@ -470,6 +470,7 @@ def _attentions(
             shared=shared[index],
             reads=reads[index],
             factors=scales.attention,
+            output_bias=family.last_output_bias if index == num_layers - 1 else None,
         )
         for index, (kind, rotates) in enumerate(zip(kinds, family.rotated(keys, kinds), strict=True))
     ]

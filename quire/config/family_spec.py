@@ -373,6 +373,8 @@ class FamilySpec:
     """Of the query, key and value projections."""
     output_bias: Flag = "attention_bias"
     """Of the attention's output."""
+    last_output_bias: str | None = None
+    """What the checkpoint calls a bias of the attention's output that the last layer has and no other."""
     head_bias: Flag = False
     scales: Callable[[ConfigKeys], Scales] = _no_scales
     names: WeightNames = WeightNames()

@@ -61,6 +61,8 @@ class SelfAttention:
         assert isinstance(mixer, AttentionSpec)
         self.qkv_proj = self._projection(arch, ctx, mixer)
         self.o_proj = self._output(arch, ctx.child(arch.family.names.output), mixer)
+        if mixer.output_bias is not None:
+            self.o_proj.bias = ctx.tensor(mixer.output_bias, (arch.hidden_size,), dtype=torch.float32)
         self.norms = separate_norms(arch, ctx, index)
         self.clip = arch.clip_qkv
         self.attention = attention_of(arch, ctx, index, norms=fused_norms(arch, ctx, index))

@@ -65,6 +65,7 @@ ARCHITECTURES: Mapping[str, str] = MappingProxyType(
         "gpt_bigcode": "GPTBigCodeForCausalLM",
         "gpt_neo": "GPTNeoForCausalLM",
         "gpt_neox": "GPTNeoXForCausalLM",
+        "gpt_neox_japanese": "GPTNeoXJapaneseForCausalLM",
         "gpt_oss": "GptOssForCausalLM",
         "gptj": "GPTJForCausalLM",
         "granite": "GraniteForCausalLM",

@@ -121,6 +121,8 @@ class AttentionSpec(Mixer):
     """The place of the mixer whose keys and values it attends over, of an earlier layer; None for its own."""
     factors: Factors = Factors()
     """The inner ones are those of queries, keys and values."""
+    output_bias: str | None = None
+    """The checkpoint's name of a bias of the output that this layer has and the model's others have not."""
 
     def kv_cache_spec(self, page: PageSpec) -> KVCacheSpec:
         """What the layer keeps in the KV cache, a block of which is a page with the layer's own heads."""

@@ -304,6 +304,7 @@ def _mixer_floats(arch: ModelArch, mixer: MixerSpec) -> int:
         return arch.hidden_size
     if isinstance(mixer, AttentionSpec):
         own = mixer.heads
+        biases += (mixer.output_bias is not None) * arch.hidden_size
         gate = _gates_are_behind_queries(arch) * own.query_size
         features = own.query_size if mixer.reads is not None else sum(_qkv(arch, own)[0])
         return biases + arch.attention_bias * (features + gate) + mixer.has_sinks * own.num_heads

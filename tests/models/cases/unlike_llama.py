@@ -40,6 +40,16 @@ UNLIKE_LLAMA: dict[str, tuple[str, dict[str, Any]]] = {
             "num_attention_heads": 3,
         },
     ),
+    "gpt-neox-japanese": ("gpt_neox_japanese", {}),
+    "gpt-neox-japanese-untied": (
+        "gpt_neox_japanese",
+        {
+            "tie_word_embeddings": False,
+            "hidden_size": 96,
+            "num_attention_heads": 3,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e3, "partial_rotary_factor": 0.25},
+        },
+    ),
     "gptj": ("gptj", {}),
     "gptj-tied": ("gptj", {"n_inner": 80, "rotary_dim": 12, "tie_word_embeddings": True}),
     "codegen": ("codegen", {}),
