@@ -252,6 +252,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "nemotron": _COMMON,
     "jais2": _COMMON,
     "apertus": _COMMON,
+    "apertus1p5_text": _COMMON,
     "hunyuan_v1_dense": {**_COMMON, "head_dim": 24},
     "nanochat": _COMMON,
     "cwm": {

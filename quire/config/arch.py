@@ -63,6 +63,9 @@ class ModelArch:
     """The class name in `architectures`, which the model registry looks up."""
     model_type: str
     vocab_size: int
+    """Tokens that have logits, which are those that prompts may hold."""
+    num_embeddings: int
+    """Rows of the checkpoint's embedding. Those behind the tokens' stand for parts of images and are not read."""
     hidden_size: int
     embedding_size: int
     """Width of the token embeddings; differs from hidden_size only where they are projected (OPT 350m)."""
@@ -141,8 +144,8 @@ class ModelArch:
             streams=family.streams(keys),
             layer_embeddings=family.layer_embeddings(keys),
             dtype=_dtype(keys),
-            eos_token_ids=_token_ids(keys, "eos_token_id"),
-            bos_token_id=next(iter(_token_ids(keys, "bos_token_id")), None),
+            eos_token_ids=_token_ids(keys, "eos_token_id", _vocab_size(keys, family)),
+            bos_token_id=next(iter(_token_ids(keys, "bos_token_id", _vocab_size(keys, family))), None),
             quantization=read_quantization(raw, source),
             raw=raw,
         )
@@ -369,7 +372,8 @@ def _sizes(keys: ConfigKeys, family: FamilySpec) -> dict[str, Any]:
     intermediate_size = keys.count("intermediate_size", default=4 * hidden_size)
     mlps = family.mlp(keys, num_layers, intermediate_size)
     return {
-        "vocab_size": keys.count("vocab_size"),
+        "vocab_size": _vocab_size(keys, family),
+        "num_embeddings": keys.count("vocab_size"),
         "hidden_size": hidden_size,
         "embedding_size": keys.count("word_embed_proj_dim", default=hidden_size),
         "intermediate_size": intermediate_size,
@@ -380,6 +384,20 @@ def _sizes(keys: ConfigKeys, family: FamilySpec) -> dict[str, Any]:
         "max_position_embeddings": max_position,
         "layers": tuple(LayerSpec(mixers=each, mlp=mlp) for each, mlp in zip(mixers, mlps, strict=True)),
     }
+
+
+def _vocab_size(keys: ConfigKeys, family: FamilySpec) -> int:
+    """Tokens that have logits: all that have embeddings, unless a key of the family says less."""
+    size = keys.count("vocab_size")
+    name = family.output_vocab
+    output = None if name is None else keys.optional_count(name)
+    if name is None or output is None or output == size:
+        return size
+    if output > size:
+        keys.refuse(name, output, f"must be at most vocab_size ({size})")
+    if keys.flag("tie_word_embeddings", default=False):
+        keys.refuse("tie_word_embeddings", True, f"must be false: the head has only {output} rows ({name})")
+    return output
 
 
 def _heads(keys: ConfigKeys, hidden_size: int) -> Heads:
@@ -530,9 +548,8 @@ def _as_list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [] if value is None else [value]
 
 
-def _token_ids(keys: ConfigKeys, name: str) -> tuple[int, ...]:
+def _token_ids(keys: ConfigKeys, name: str, vocab_size: int) -> tuple[int, ...]:
     """One id, several or none. Family defaults that do not fit the vocabulary belong to another tokenizer."""
-    vocab_size = keys.count("vocab_size")
     value = keys.raw.get(name, _ABSENT)
     if value is _ABSENT:
         defaults = _as_list(keys.defaults.get(name))

@@ -377,6 +377,9 @@ class FamilySpec:
     """What the checkpoint calls a bias of the attention's output that the last layer has and no other."""
     head_bias: Flag = False
     scales: Callable[[ConfigKeys], Scales] = _no_scales
+    output_vocab: str | None = None
+    """The key of the number of tokens with logits. Ids behind them have embeddings only, for parts of images: prompts
+    may not hold them."""
     names: WeightNames = WeightNames()
 
     def norms_of(self, keys: ConfigKeys) -> Norms:

@@ -11,6 +11,7 @@ from quire.errors import ConfigError, shown
 
 WRAPPERS = frozenset(
     {
+        "Apertus1p5ForConditionalGeneration",
         "AriaForConditionalGeneration",
         "AyaVisionForConditionalGeneration",
         "Cohere2VisionForConditionalGeneration",

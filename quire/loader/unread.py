@@ -20,7 +20,7 @@ ACTIVATION_SCALES = re.compile(
 )
 IMAGES = re.compile(
     r"^(model\.)?(vision_(tower|model)|visual|(multi_modal|multimodal|vision)_projector|multi_modal_projector|"
-    r"image_newline|connector|audio_tower|vision_embedder|embed_(vision|audio))(\.|$)"
+    r"image_newline|connector|audio_tower|(vision|audio)_tokenizer|vision_embedder|embed_(vision|audio))(\.|$)"
 )
 DECAYS = re.compile(r"\.(slope_rate|(query|key|diagonal)_decay)$")
 UNREAD: Mapping[str, re.Pattern[str]] = MappingProxyType(

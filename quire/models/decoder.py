@@ -149,7 +149,14 @@ class DecoderForCausalLM:
         names, size = arch.family.names, arch.hidden_size
         model = ctx.child(names.base)
         tied, embed = arch.tie_word_embeddings, model.child(names.embedding)
-        self.embed_tokens = Embedding(embed, arch.vocab_size, size, scale=arch.scales.embedding, tied=tied)
+        self.embed_tokens = Embedding(
+            embed,
+            arch.vocab_size,
+            size,
+            scale=arch.scales.embedding,
+            tied=tied,
+            num_unread=arch.num_embeddings - arch.vocab_size,
+        )
         self.embed_positions: Embedding | Waves | None = None
         if arch.family.first_wave is not None:
             self.embed_positions = _waves(arch, model, arch.family.first_wave)

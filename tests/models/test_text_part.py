@@ -156,6 +156,11 @@ SOUNDS_TOO: dict[str, tuple[str, str, list[str]]] = {
         "gemma4",
         ["vision_tower.encoder.layers.0", "audio_tower.layers.0", "language_model.layers.3.self_attn.v_proj"],
     ),
+    "apertus1p5_text": (
+        "Apertus1p5ForConditionalGeneration",
+        "apertus1p5",
+        ["vision_tokenizer.encoder.conv_in", "audio_tokenizer.encoder.layers.0"],
+    ),
     "gemma4_unified_text": (
         "Gemma4UnifiedForConditionalGeneration",
         "gemma4_unified",

@@ -25,6 +25,7 @@ ARCHITECTURES: Mapping[str, str] = MappingProxyType(
     {
         "afmoe": "AfmoeForCausalLM",
         "apertus": "ApertusForCausalLM",
+        "apertus1p5_text": "Apertus1p5TextForCausalLM",
         "arcee": "ArceeForCausalLM",
         "aria_text": "AriaTextForCausalLM",
         "bamba": "BambaForCausalLM",

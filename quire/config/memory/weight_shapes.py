@@ -105,7 +105,7 @@ def num_parameters(arch: ModelArch) -> int:
     return (
         linears
         + head
-        + shapes.table
+        + arch.num_embeddings * arch.embedding_size
         + shapes.tables
         - _num_made_rows(arch)
         - _num_twice(arch)

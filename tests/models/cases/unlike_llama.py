@@ -113,6 +113,19 @@ UNLIKE_LLAMA: dict[str, tuple[str, dict[str, Any]]] = {
             **rope("default", rope_theta=1e5),
         },
     ),
+    "apertus1p5": ("apertus1p5_text", {}),
+    "apertus1p5-pruned": (
+        "apertus1p5_text",
+        {
+            "vocab_size": 400,
+            "output_vocab_size": 317,
+            "attention_bias": True,
+            "num_attention_heads": 3,
+            "num_key_value_heads": 1,
+            "head_dim": 20,
+        },
+    ),
+    "apertus1p5-tied": ("apertus1p5_text", {"tie_word_embeddings": True, **rope("default")}),
     "apertus-silu": ("apertus", {"hidden_act": "silu", "num_key_value_heads": 1}),
     "persimmon": ("persimmon", {}),
     "persimmon-no-head-norms": (
