@@ -201,6 +201,17 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "stablelm": _COMMON,
     "cohere": {**_COMMON, "logit_scale": 0.3},
     "cohere2": {**_COMMON, "num_hidden_layers": 4, "sliding_window": 24, "sliding_window_pattern": 2},
+    "cohere_compass_text": {
+        **_COMMON,
+        "num_hidden_layers": 4,
+        "sliding_window": 24,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e3, "mrope_section": [2, 3, 3]},
+            "full_attention": None,
+        },
+        "logit_scale": 0.3,
+    },
     "exaone4": {**_COMMON, "num_hidden_layers": 4, "sliding_window": 24, "sliding_window_pattern": 2},
     "phi": _COMMON,
     "gpt_neox": {key: value for key, value in _COMMON.items() if key != "num_key_value_heads"},
@@ -230,6 +241,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
     "deepseek_v2": _DEEPSEEK,
     "deepseek_v3": {**_DEEPSEEK, "n_group": 4, "topk_group": 2},
+    "axk1": {**_DEEPSEEK, "n_group": 4, "topk_group": 2},
     "deepseek_v32": {**_DEEPSEEK, **_INDEXER, "n_group": 4, "topk_group": 2},
     "mistral4": {
         **_DEEPSEEK,

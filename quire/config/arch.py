@@ -191,6 +191,8 @@ class ModelArch:
 
     def norms_of(self, layer: LayerSpec) -> Norms:
         """The norms of a layer."""
+        if self.norms.with_experts is not None and layer.mlp.experts is not None:
+            return self.norms.with_experts
         has_state = any(isinstance(mixer, RecurrentSpec) for mixer in layer.mixers)
         return self.norms.recurrent if has_state and self.norms.recurrent is not None else self.norms
 

@@ -84,6 +84,9 @@ class Norms:
     """RMS norms of each value head, without a weight."""
     recurrent: Norms | None = None
     """Of layers that keep a state, where those have others."""
+    with_experts: Norms | None = None
+    """Of layers whose MLP is a mixture of experts, where those have others. A checkpoint may have these for all layers;
+    the others do not read what they have not."""
 
     @property
     def of_mixers(self) -> tuple[str | None, str | None]:

@@ -15,6 +15,7 @@ WRAPPERS = frozenset(
         "AriaForConditionalGeneration",
         "AyaVisionForConditionalGeneration",
         "Cohere2VisionForConditionalGeneration",
+        "CohereCompassForConditionalGeneration",
         "Gemma3ForConditionalGeneration",
         "Gemma3nForConditionalGeneration",
         "Gemma4ForConditionalGeneration",
@@ -59,6 +60,8 @@ LEFT_OUT: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     }
 )
 """What keys mean that these configs leave out where they stand inside another one, as transformers has it."""
+UNTIED = frozenset({"Apertus1p5ForConditionalGeneration", "CohereCompassForConditionalGeneration"})
+"""Classes whose head is its own unless the whole model's config says otherwise, whatever that of its text says."""
 SHARED = ("tie_word_embeddings", "dtype", "torch_dtype", "eos_token_id", "bos_token_id", "quantization_config")
 """Keys of the whole model that hold for its language model."""
 IMAGE_POSITIONS = ("mrope_section", "mrope_interleaved")
@@ -84,6 +87,8 @@ def text_part(raw: Mapping[str, Any], source: str) -> Mapping[str, Any]:
             f"{f' of the family ({ARCHITECTURES[model_type]})' if model_type in ARCHITECTURES else ''}."
         )
     shared = {key: raw[key] for key in SHARED if raw.get(key) is not None}
+    if name in UNTIED:
+        shared.setdefault("tie_word_embeddings", False)
     found = {
         **LEFT_OUT.get(model_type, {}),
         **text,

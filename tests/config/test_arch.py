@@ -551,6 +551,7 @@ def test_wrong_config_names_key_value_and_remedy(name: str) -> None:
 
 
 NEEDED = {
+    "cohere_compass_text": {"rope_parameters"},
     "lfm2_moe": {"layer_types"},
     "zamba2": {"layers_block_type", "layer_types"},
     "dots1": {"n_routed_experts", "n_shared_experts", "num_experts_per_tok"},

@@ -69,6 +69,8 @@ def with_old_rotation(raw: dict[str, Any]) -> dict[str, Any] | None:
     if rope is None:
         return old
     full, sliding = rope.get("full_attention", rope), rope.get("sliding_attention")
+    if full is None:  # layers that do not rotate, by their kind
+        return None
     if sliding is not None:
         if family.sliding_theta is None or sliding["rope_type"] != "default":
             return None

@@ -24,6 +24,20 @@ UNLIKE_LLAMA: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "cohere": ("cohere", {}),
     "cohere-untied": ("cohere", {"tie_word_embeddings": False, "attention_bias": True, "num_key_value_heads": 4}),
+    "cohere-compass": ("cohere_compass_text", {}),
+    "cohere-compass-untied": (
+        "cohere_compass_text",
+        {
+            "hidden_size": 60,
+            "num_attention_heads": 3,
+            "num_key_value_heads": 1,
+            "attention_bias": True,
+            "tie_word_embeddings": False,
+            "logit_scale": None,
+            "layer_types": None,
+            "rope_parameters": {"full_attention": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}},
+        },
+    ),
     "phi": ("phi", {}),
     "phi-odd-heads": (
         "phi",
