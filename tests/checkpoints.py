@@ -182,6 +182,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "glm4": {**_COMMON, "head_dim": 24, "pad_token_id": 0},
     **EXPERTS,
     "olmo": _COMMON,
+    "bitnet": _COMMON,
     "olmo2": _COMMON,
     "olmo3": {
         **_COMMON,

@@ -339,6 +339,14 @@ def _check_joins(arch: ModelArch) -> None:
         or any(mixer.heads.values_are_keys or mixer.reads is not None for mixer in arch.plain_attentions)
     ):
         problem = "values narrower than keys that have gates or norms, are keys, or are another layer's"
+    elif (norms.attended or norms.gated) and (
+        len(arch.plain_attentions) != len(arch.mixers)
+        or arch.is_gated
+        or any(mixer.experts for mixer in arch.plain_attentions)
+        or any(mixer.heads.num_unused for mixer in arch.plain_attentions)
+        or any(mlp.kind is not MlpKind.GATED for mlp in arch.mlps)
+    ):
+        problem = "norms before last products, of other mixers than plain attention or other MLPs than gated ones"
     elif norms.of_values and norms.heads in (HeadNorms.WHOLE, HeadNorms.LAYER, HeadNorms.LAYER_OWN):
         problem = "norms of values beside norms over all heads, or layer norms of heads"
     elif any(mixer.reads is not None for mixer in arch.plain_attentions) and (

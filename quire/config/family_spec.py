@@ -77,6 +77,10 @@ class Norms:
     """Behind the MLP, before it is added to the residual."""
     final: str | None = "norm"
     """Behind the last layer."""
+    attended: str | None = None
+    """An RMS norm of what all heads of plain attention give together, before the output's product."""
+    gated: str | None = None
+    """An RMS norm of the inner features of a gated MLP, before its last product."""
     inner_eps: float | None = None
     """Of all others over hidden states, whatever config.json says."""
     heads: HeadNorms = HeadNorms.NONE

@@ -32,6 +32,7 @@ ARCHITECTURES: Mapping[str, str] = MappingProxyType(
         "bamba": "BambaForCausalLM",
         "biogpt": "BioGptForCausalLM",
         "bloom": "BloomForCausalLM",
+        "bitnet": "BitNetForCausalLM",
         "codegen": "CodeGenForCausalLM",
         "cohere": "CohereForCausalLM",
         "cohere2": "Cohere2ForCausalLM",

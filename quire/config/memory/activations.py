@@ -356,6 +356,8 @@ def _feed(layout: _Layout, arch: ModelArch, norms: Norms, mlp: MlpSpec) -> None:
     inner = 0 if mlp.experts else mlp.intermediate_size
     layout.take("gates", 2 * inner if mlp.kind is MlpKind.SPARSE else 0)
     layout.take("inner", inner)
+    if arch.norms.gated is not None:
+        _renorm(layout, "inner", inner)
     layout.take("out", size)
     layout.free("gates", "inner")
     if mlp.beside is not None:
@@ -435,10 +437,19 @@ def _attend(layout: _Layout, arch: ModelArch, mixer: AttentionSpec | LatentAtten
         layout.take("gate", mixer.num_gates)
         layout.free("gate")
     layout.take("mixed", arch.hidden_size)
+    if arch.norms.attended is not None:
+        _renorm(layout, "attended", heads)
     layout.free("attended")
 
 
 def _has_experts(mixer: AttentionSpec | LatentAttentionSpec) -> bool:
+def _renorm(layout: _Layout, name: str, columns: int) -> None:
+    """A tensor takes the place of the one that it is the norm of."""
+    layout.take("renormed", columns)
+    layout.free(name)
+    layout.rename("renormed", name)
+
+
     return isinstance(mixer, AttentionSpec) and mixer.experts is not None
 
 

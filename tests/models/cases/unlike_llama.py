@@ -38,6 +38,19 @@ UNLIKE_LLAMA: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": {"full_attention": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}},
         },
     ),
+    "bitnet": ("bitnet", {}),
+    "bitnet-odd-heads": (
+        "bitnet",
+        {
+            "hidden_size": 60,
+            "num_attention_heads": 3,
+            "num_key_value_heads": 1,
+            "attention_bias": True,
+            "hidden_act": "silu",
+            "tie_word_embeddings": True,
+            "rms_norm_eps": 1e-3,
+        },
+    ),
     "phi": ("phi", {}),
     "phi-odd-heads": (
         "phi",
