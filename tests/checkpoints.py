@@ -18,6 +18,7 @@ import torch
 
 from tests.expert_checkpoints import EXPERTS, VOCAB_SIZE
 from tests.expert_checkpoints import SIZES as _COMMON
+from tests.foreign_checkpoints import FOREIGN
 from tests.tiny_tokenizer import write_tokenizer
 
 _GPT2 = {
@@ -181,8 +182,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "glm": {**_COMMON, "head_dim": 24, "pad_token_id": 0},
     "glm4": {**_COMMON, "head_dim": 24, "pad_token_id": 0},
     **EXPERTS,
-    "olmo": _COMMON,
     "bitnet": _COMMON,
+    "olmo": _COMMON,
     "olmo2": _COMMON,
     "olmo3": {
         **_COMMON,
@@ -401,6 +402,16 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "linear_head_dim": 16,
         "rms_norm_eps": 1e-4,
     },
+    "bailing_hybrid": {
+        **{key: value for key, value in _DEEPSEEK.items() if key != "n_routed_experts"},
+        "num_hidden_layers": 4,
+        "layer_group_size": 2,
+        "num_local_experts": 8,
+        "n_group": 4,
+        "topk_group": 2,
+        "linear_head_dim": 16,
+        "rms_norm_eps": 1e-4,
+    },
     "lara_mini": {
         **_DELTA,
         **_DELTA_EXPERTS,
@@ -489,6 +500,7 @@ RECURRENT = (
     "minimax",
     "olmo_hybrid",
     "kimi_linear",
+    "bailing_hybrid",
     "lara_mini",
     "lfm3",
     "recurrent_gemma",
@@ -503,33 +515,6 @@ ONE_OF_EACH_KIND = (
     "mamba2",  # states in place of keys and values
 )
 """Families that stand for those built like them, in tests of what is not the family's own."""
-
-_FOREIGN: dict[str, Any] = {**_COMMON, "bos_token_id": 1, "pad_token_id": 0}
-_LATENT: dict[str, Any] = {
-    "num_key_value_heads": 4,
-    "q_lora_rank": 24,
-    "kv_lora_rank": 16,
-    "qk_rope_head_dim": 8,
-    "qk_nope_head_dim": 16,
-    "v_head_dim": 16,
-    "first_k_dense_replace": 1,
-    "moe_intermediate_size": 32,
-    "n_routed_experts": 6,
-    "num_experts_per_tok": 2,
-    "n_shared_experts": 1,
-}
-FOREIGN: dict[str, dict[str, Any]] = {
-    "arcee": _FOREIGN,
-    "nemotron": _FOREIGN,
-    "persimmon": {key: value for key, value in _FOREIGN.items() if key != "num_key_value_heads"},
-    "vaultgemma": {**_FOREIGN, "head_dim": 24, "sliding_window": 24, "query_pre_attn_scalar": 20},
-    "cwm": {**_FOREIGN, "head_dim": 32, "sliding_window": 24},
-    "dots1": {**_FOREIGN, **_LATENT, "num_key_value_heads": 2, "n_group": 1, "topk_group": 1, "head_dim": 16},
-    "phimoe": {**_FOREIGN, "num_local_experts": 5, "num_experts_per_tok": 2},
-    "minimax_m2": {**_FOREIGN, "head_dim": 16, "num_local_experts": 6, "num_experts_per_tok": 2},
-    "deepseek_v3": {**_FOREIGN, **_LATENT, "n_group": 2, "topk_group": 1},
-}
-"""The same for models that transformers runs, whether quire has a family for them or not."""
 
 
 def make_checkpoint(

@@ -1,4 +1,4 @@
-"""Command A Vision, the text: Command R, whose kinds of layers have rotations of their own, or none."""
+"""North Micro Vision (text): Command R, whose kinds of layers have rotations of their own, or none."""
 
 from collections.abc import Mapping
 
@@ -9,8 +9,10 @@ from quire.config.layers.layer_kinds import LayerKind, all_full, listed_or
 
 
 def _rotated(keys: ConfigKeys, kinds: tuple[LayerKind, ...]) -> tuple[bool, ...]:
-    """Layers of a kind that has a rotation."""
+    """Layers of a kind that has a rotation; all where a config gives none."""
     given = keys.raw.get("rope_parameters")
+    if given in (None, {}):
+        return (True,) * len(kinds)
     if not isinstance(given, Mapping) or not {*kinds} <= {*given}:
         keys.refuse("rope_parameters", given, f"must have an object or null for {' and '.join(sorted({*kinds}))}")
     return tuple(given[kind] is not None for kind in kinds)
