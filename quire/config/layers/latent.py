@@ -27,8 +27,10 @@ MAX_INDEX_SIZE = 1024
 """Of an indexer's key, which is a part of a head of the cache."""
 
 
-def latent_attention(interleaved: Flag = False, *, rotates: bool = True) -> LatentRule:
-    """Latent attention in all layers, whose rotated features are pairs of neighbours or not, or do not rotate."""
+def latent_attention(interleaved: Flag = False, *, rotates: bool = True, is_gated: bool = False) -> LatentRule:
+    """Latent attention in all layers, whose rotated features are pairs of neighbours or not, or do not rotate, and
+    whose heads may have gates, products that `names.gate` names.
+    """
 
     def rule(keys: ConfigKeys, max_position: int, aliases: Mapping[str, str]) -> LatentAttentionSpec:
         nope_size, rope_size = keys.count("qk_nope_head_dim"), keys.count("qk_rope_head_dim")
@@ -42,6 +44,7 @@ def latent_attention(interleaved: Flag = False, *, rotates: bool = True) -> Late
             rope=rope,
             interleaved=is_set(keys, interleaved),
             query_scale=_query_scale(rope, nope_size + rope_size),
+            is_gated=is_gated,
         )
 
     return rule

@@ -180,6 +180,8 @@ class LatentAttentionSpec(Mixer):
     """Multiplies latents behind their norm."""
     indexer: IndexerSpec | None = None
     """None where queries attend to all tokens that they see."""
+    is_gated: bool = False
+    """What each head attended to is multiplied by a sigmoid of its own."""
 
     @property
     def window(self) -> None:
@@ -352,6 +354,8 @@ class DeltaLayout(StrEnum):
     """A tensor for each kind, and a convolution for each of queries, keys and values (OLMo Hybrid)."""
     LOW_RANK = "low_rank"
     """As APART, but gates and time steps are products of two thin tensors each (Kimi Linear)."""
+    CHANNELS = "channels"
+    """As APART, with a time step of each channel (Ling)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -372,6 +376,8 @@ class GatedDeltaSpec(Mixer):
     """By which the sigmoids of rates are multiplied: 2 lets a state change its sign."""
     by_channel: bool = False
     """Each channel of a key decays by itself, instead of a head as one (https://arxiv.org/abs/2510.26692)."""
+    bound: float | None = None
+    """Below zero: the logarithm of the least that a token leaves of a channel. Its decay is a sigmoid then."""
     gate_activation: str = "silu"
     """What gates pass before they multiply: silu or sigmoid."""
     rank: int | None = None
@@ -416,8 +422,8 @@ class GatedDeltaSpec(Mixer):
         keys, heads = self.num_key_heads, self.num_value_heads
         if self.layout is DeltaLayout.LOW_RANK:
             return *self.conv_parts, heads
-        if self.layout is DeltaLayout.APART:
-            return *self.conv_parts, self.inner_size, heads, heads
+        if self.layout in (DeltaLayout.APART, DeltaLayout.CHANNELS):
+            return *self.conv_parts, self.inner_size, heads, self.num_times
         if self.layout is DeltaLayout.BY_KIND:
             return self.conv_channels, self.inner_size, heads, heads
         if self.layout is DeltaLayout.WHOLE:

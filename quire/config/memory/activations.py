@@ -433,16 +433,16 @@ def _attend(layout: _Layout, arch: ModelArch, mixer: AttentionSpec | LatentAtten
     layout.free("qkv", "query")
     if isinstance(mixer, LatentAttentionSpec):
         _expand(layout, arch, mixer)
-    elif mixer.num_gates:
-        layout.take("gate", mixer.num_gates)
+    num_gates = arch.num_heads * mixer.is_gated if isinstance(mixer, LatentAttentionSpec) else mixer.num_gates
+    if num_gates:
+        layout.take("gate", num_gates)
         layout.free("gate")
-    layout.take("mixed", arch.hidden_size)
     if arch.norms.attended is not None:
         _renorm(layout, "attended", heads)
+    layout.take("mixed", arch.hidden_size)
     layout.free("attended")
 
 
-def _has_experts(mixer: AttentionSpec | LatentAttentionSpec) -> bool:
 def _renorm(layout: _Layout, name: str, columns: int) -> None:
     """A tensor takes the place of the one that it is the norm of."""
     layout.take("renormed", columns)
@@ -450,6 +450,7 @@ def _renorm(layout: _Layout, name: str, columns: int) -> None:
     layout.rename("renormed", name)
 
 
+def _has_experts(mixer: AttentionSpec | LatentAttentionSpec) -> bool:
     return isinstance(mixer, AttentionSpec) and mixer.experts is not None
 
 

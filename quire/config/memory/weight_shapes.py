@@ -230,6 +230,8 @@ def _latent(arch: ModelArch, mixer: MixerSpec) -> Counter[Shape]:
     )
     shapes[(mixer.latent_size,), mixer.nope_size] += heads
     shapes[(mixer.value_size,), mixer.latent_size] += heads
+    if mixer.is_gated:
+        shapes[(heads,), size] += 1
     if mixer.indexer is not None:
         assert mixer.query_rank is not None
         index = mixer.indexer
@@ -305,9 +307,9 @@ def _mixer_floats(arch: ModelArch, mixer: MixerSpec) -> int:
     if isinstance(mixer, AttentionSpec):
         own = mixer.heads
         biases += (mixer.output_bias is not None) * arch.hidden_size
+        biases += (arch.norms.attended is not None) * own.query_size
         gate = _gates_are_behind_queries(arch) * own.query_size
         features = own.query_size if mixer.reads is not None else sum(_qkv(arch, own)[0])
-        biases += (arch.norms.attended is not None) * own.query_size
         return biases + arch.attention_bias * (features + gate) + mixer.has_sinks * own.num_heads
     rank, index = mixer.query_rank or 0, 2 * mixer.indexer.head_size if mixer.indexer else 0
     norms = rank + mixer.latent_size + index
@@ -412,9 +414,9 @@ def _num_floats(arch: ModelArch) -> int:
     for layer in arch.layers:
         floats += 0 if layer.mlp.experts is None else _expert_floats(arch, layer.mlp.experts)
         floats += 0 if layer.mlp.beside is None else _beside_floats(arch, layer.mlp.beside)
+        floats += (arch.norms.gated is not None) * layer.mlp.intermediate_size
         floats += layer.mlp.has_bias * sum(sum(parts) for parts, _ in _MLPS[layer.mlp.kind](arch, layer.mlp))
     norms = _num_norms(arch) * arch.hidden_size * (1 + arch.norms.has_bias)
-        floats += (arch.norms.gated is not None) * layer.mlp.intermediate_size
     norms += _num_head_norms(arch) + _num_value_norms(arch)
     return floats + arch.head_bias * arch.vocab_size + norms
 
