@@ -36,6 +36,8 @@ WRAPPERS = frozenset(
 )
 """Classes whose language model is one of a family here as long as there are no images: causal, with one position for
 each token."""
+SUFFIX = "ForConditionalGeneration"
+"""Of the names of all these classes."""
 TEXT_TYPES: Mapping[str, str] = MappingProxyType(
     {
         "qwen2_vl_text": "qwen2",
@@ -81,9 +83,10 @@ def text_part(raw: Mapping[str, Any], source: str) -> Mapping[str, Any]:
     model_type = str(text.get("model_type"))
     model_type = TEXT_TYPES.get(model_type, model_type)
     if name not in WRAPPERS or model_type not in ARCHITECTURES:
+        known = ", ".join(sorted(wrapper.removesuffix(SUFFIX) for wrapper in WRAPPERS))
         raise ConfigError(
             f"{source}: {shown(name)} is a model for text and images (it has a text_config), and quire runs only the "
-            f"language models of {', '.join(sorted(WRAPPERS))}, where it has their family. Use a text-only checkpoint"
+            f"language models of {known} (each {SUFFIX}), where it has their family. Use a text-only checkpoint"
             f"{f' of the family ({ARCHITECTURES[model_type]})' if model_type in ARCHITECTURES else ''}."
         )
     shared = {key: raw[key] for key in SHARED if raw.get(key) is not None}
