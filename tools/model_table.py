@@ -21,8 +21,8 @@ from quire.config.arch import ModelArch
 from quire.config.catalogue import Family, catalogue
 from quire.config.families import ARCHITECTURES
 from quire.messages.kv import SlidingWindowSpec
-from tests.checkpoints import ATTENTION_FREE, FAMILIES, RECURRENT
 from tests.engine import test_parity, test_recurrent
+from tests.family_configs import ATTENTION_FREE, FAMILIES, RECURRENT
 from tests.models import test_families, test_rounded
 from tests.models.cases import CASES
 

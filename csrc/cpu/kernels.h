@@ -304,6 +304,7 @@ struct DeltaArgs {
   const float* time_bias;  // as many as times of a token
   const float* decay;      // [heads]
   float most_rate;         // times the sigmoid of a rate
+  float bound;             // of the logarithms of what a token leaves of each channel, below 0; 0 for none
   int64_t heads, key_heads, key_size, value_size;
 
   // Floats that a piece has at hand for each token: query, key, and what the token leaves of each channel.

@@ -430,11 +430,13 @@ QR_API int32_t qr_mamba2_scan(float* x, const void* time, int32_t dtype, int64_t
  * h key_heads / heads. dt = softplus(time + time_bias); for each head h = h exp(dt decay), h = h + most_rate
  * sigmoid(rate) (v - h . key) key, and its values become h . query. The state h, [heads, value_size, key_size], begins at number
  * `first` of a page. Rates and decays are of each head; so are times and their bias, or, where by_channel is not 0, of
- * each channel of a head's key: time[tokens, heads key_size]. Rows of rates and times are as far apart as said. */
+ * each channel of a head's key: time[tokens, heads key_size]. With a bound below 0, which needs by_channel, exp(bound
+ * sigmoid((time + time_bias) (-decay))) takes the place of exp(dt decay). Rows of rates and times are as far apart as
+ * said. */
 QR_API int32_t qr_gated_delta_scan(float* x, const void* rate, int64_t rate_stride, const void* time, int64_t time_stride,
                                    int32_t dtype, int32_t by_channel, const float* time_bias, const float* decay,
-                                   float most_rate, int64_t tokens, int64_t heads, int64_t key_heads, int64_t key_size,
-                                   int64_t value_size, int64_t first, float* states, int64_t num_pages, int64_t half,
+                                   float most_rate, float bound, int64_t tokens, int64_t heads, int64_t key_heads,
+                                   int64_t key_size, int64_t value_size, int64_t first, float* states, int64_t num_pages, int64_t half,
                                    const int32_t* query_start, const int32_t* reads, const int32_t* writes,
                                    int64_t sequences);
 

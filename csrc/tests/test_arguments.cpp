@@ -212,7 +212,7 @@ const Call kCalls[] = {
      {false, false, false, false, false, false, false, false, false},
      [](P p, S s) {
        return qr_gated_delta_scan(as<float>(p[0]), p[1], s[0], p[2], s[1], QR_FLOAT32, 1, as<float>(p[3]),
-                                  as<float>(p[4]), 1.0f, s[2], s[3], s[4], s[5], s[6], s[7], as<float>(p[5]), s[8],
+                                  as<float>(p[4]), 1.0f, 0.0f, s[2], s[3], s[4], s[5], s[6], s[7], as<float>(p[5]), s[8],
                                   s[9], as<int32_t>(p[6]), as<int32_t>(p[7]), as<int32_t>(p[8]), s[10]);
      }},
     {"qr_lightning_scan", {96, 8, 4, 8, 96, 4, 512, 2}, {false, false, false, false, false, false, false},

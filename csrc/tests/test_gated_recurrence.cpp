@@ -75,12 +75,13 @@ TEST(gated_delta_rules_match_naive_loops_whole_cut_and_in_company) {
   struct Sizes {
     int64_t heads, key_heads, key_size, value_size;
     bool by_channel = false;
+    float bound = 0.0f;
   };
   for (const Sizes& size :
        {Sizes{1, 1, 1, 1}, {4, 2, 5, 3}, {2, 1, 128, 64}, {3, 3, 32, 21}, {2, 2, 70, 9}, {1, 1, 1, 1, true},
-        {4, 2, 5, 3, true}, {2, 2, 128, 64, true}, {3, 3, 70, 21, true}})
+        {4, 2, 5, 3, true}, {2, 2, 128, 64, true}, {3, 3, 70, 21, true}, {4, 2, 37, 3, true, -5.0f}})
     for (int32_t dtype : kDtypes) {
-      const auto [heads, key_heads, keys, values, by_channel] = size;
+      const auto [heads, key_heads, keys, values, by_channel, bound] = size;
       const int64_t times = by_channel ? heads * keys : heads;
       const int64_t stride = 2 * key_heads * keys + heads * values, narrow = heads + times + 1;
       const float most_rate = heads == 2 ? 2.0f : 1.0f;
@@ -95,7 +96,7 @@ TEST(gated_delta_rules_match_naive_loops_whole_cut_and_in_company) {
         const int64_t count = copies * (end - begin);
         CHECK(qr_gated_delta_scan(reinterpret_cast<float*>(own.data()), numbers.data(), narrow,
                                   numbers.data() + heads * item(dtype), narrow, dtype, by_channel, bias.data(),
-                                  decay.data(), most_rate, count, heads, key_heads, keys, values, kFirst,
+                                  decay.data(), most_rate, bound, count, heads, key_heads, keys, values, kFirst,
                                   pages.numbers.data(), pages.num_pages, pages.half, step.starts.data(),
                                   step.reads.data(), step.writes.data(), step.sequences()) == QR_OK);
         std::vector<float> out;
@@ -118,8 +119,8 @@ TEST(gated_delta_rules_match_naive_loops_whole_cut_and_in_company) {
           const std::vector<double> query = unit(of), key = unit(key_heads * keys + of);
           const auto kept = [&](int64_t n) {
             const int64_t own = by_channel ? h * keys + n : h;
-            return std::exp(softplus(double(rate[size_t(t * narrow + heads + own)]) + bias[size_t(own)]) *
-                            decay[size_t(h)]);
+            const double time = double(rate[size_t(t * narrow + heads + own)]) + bias[size_t(own)];
+            return std::exp(bound < 0 ? bound * sigmoid(-time * decay[size_t(h)]) : softplus(time) * decay[size_t(h)]);
           };
           for (int64_t p = 0; p < values; ++p) {
             double* own = &state[size_t((h * values + p) * keys)];
@@ -218,7 +219,7 @@ TEST(gated_recurrences_refuse_pages_that_are_not_there) {
     Pages pages(64);
     const Step& own = is_wrong_page ? beyond : step;
     const int64_t half = is_wrong_page ? 64 : 3;
-    CHECK(qr_gated_delta_scan(out.data(), x.data(), 2, x.data(), 2, QR_FLOAT32, 0, x.data(), x.data(), 1.0f, 2, 2, 1, 4,
+    CHECK(qr_gated_delta_scan(out.data(), x.data(), 2, x.data(), 2, QR_FLOAT32, 0, x.data(), x.data(), 1.0f, 0.0f, 2, 2, 1, 4,
                               4, 0, pages.numbers.data(), 5, half, own.starts.data(), own.reads.data(),
                               own.writes.data(), 1) == QR_EINVAL);
     CHECK(qr_lightning_scan(out.data(), x.data(), QR_FLOAT32, 24, x.data(), 2, 2, 4, 0, pages.numbers.data(), 5, half,

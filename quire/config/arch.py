@@ -12,18 +12,14 @@ from typing import Any
 
 from quire.config.config_keys import ConfigKeys
 from quire.config.families import family_of
-from quire.config.family_spec import DECODER, FamilySpec, HeadNorms, MlpKind, MlpSpec, Norms, Scales, is_set
+from quire.config.family_spec import DECODER, FamilySpec, HeadNorms, MlpSpec, Norms, Scales, is_set
 from quire.config.identify import identify
+from quire.config.joins import check_joins
+from quire.config.layers.any_mixer import MixerSpec
 from quire.config.layers.experts import ExpertsSpec
-from quire.config.layers.layer_kinds import Heads, LayerKind, all_full
-from quire.config.layers.mixers import (
-    AttentionSpec,
-    CompressedAttentionSpec,
-    LatentAttentionSpec,
-    MixerSpec,
-    PositionScale,
-    RecurrentSpec,
-)
+from quire.config.layers.layer_kinds import Heads, LayerKind
+from quire.config.layers.mixers import AttentionSpec, CompressedAttentionSpec, LatentAttentionSpec, PositionScale
+from quire.config.layers.recurrent_mixers import RecurrentSpec
 from quire.config.layers.rope import RopeConfig, attention_factor, read_ropes
 from quire.config.layers.streams import HyperSpec, LayerEmbeddingsSpec, StreamsSpec
 from quire.config.memory.stored_weights import THROUGH_TRANSFORMERS, StoredWeights
@@ -71,6 +67,9 @@ class ModelArch:
     """The class name in `architectures`, which the model registry looks up."""
     model_type: str
     vocab_size: int
+    """Tokens that have logits, which are those that prompts may hold."""
+    num_embeddings: int
+    """Rows of the checkpoint's embedding. Those behind the tokens' stand for parts of images and are not read."""
     hidden_size: int
     embedding_size: int
     """Width of the token embeddings; differs from hidden_size only where they are projected (OPT 350m)."""
@@ -152,13 +151,13 @@ class ModelArch:
             hyper=family.hyper(keys),
             layer_embeddings=family.layer_embeddings(keys),
             dtype=_dtype(keys),
-            eos_token_ids=_token_ids(keys, "eos_token_id"),
-            bos_token_id=next(iter(_token_ids(keys, "bos_token_id")), None),
+            eos_token_ids=_token_ids(keys, "eos_token_id", _vocab_size(keys, family)),
+            bos_token_id=next(iter(_token_ids(keys, "bos_token_id", _vocab_size(keys, family))), None),
             quantization=read_quantization(raw, source),
             raw=raw,
         )
         if family.model_class == DECODER:
-            _check_joins(arch)
+            check_joins(arch)
         return arch
 
     @property
@@ -199,6 +198,8 @@ class ModelArch:
 
     def norms_of(self, layer: LayerSpec) -> Norms:
         """The norms of a layer."""
+        if self.norms.with_experts is not None and layer.mlp.experts is not None:
+            return self.norms.with_experts
         has_state = any(isinstance(mixer, RecurrentSpec) for mixer in layer.mixers)
         return self.norms.recurrent if has_state and self.norms.recurrent is not None else self.norms
 
@@ -320,84 +321,6 @@ def _keys(raw: Mapping[str, Any], source: str, family: FamilySpec) -> ConfigKeys
     return ConfigKeys({**raw, **family.derived(keys)}, source, family.defaults, family.spellings)
 
 
-def _check_joins(arch: ModelArch) -> None:
-    """Refuse what a plug-in's spec may say and the decoder does not compute. Raises: ConfigError."""
-    norms, scales, names = arch.norms, arch.scales, arch.family.names
-    if arch.is_parallel and (norms.post_attention or norms.post_mlp or scales.residual != 1.0):
-        problem = "norms behind parallel attention and MLP, or a factor of their sum"
-    elif not scales.attention.are_ones and (names.qkv_by_head or names.qkv_groups is not None):
-        problem = "factors of queries, keys and values that one tensor has by head"
-    elif arch.family.gates_heads is not False and names.gate is None:
-        problem = "gates of heads behind queries"
-    elif (arch.is_gated and names.gate is None) and (
-        not scales.attention.are_ones or len(names.qkv) != len(("query", "key", "value"))
-    ):
-        problem = "gates behind queries with factors, or with queries, keys and values in one tensor"
-    elif scales.logits != 1.0 and (norms.final is None or arch.head_bias):
-        problem = "a factor of logits without a last norm, or with a bias of the head"
-    elif arch.family.is_chunked and (
-        arch.attn_soft_cap is not None or any(mixer.slopes or mixer.has_sinks for mixer in arch.plain_attentions)
-    ):
-        problem = "attention in chunks with a soft cap, slopes or sinks"
-    elif scales.joins is not None and (
-        not (norms.input and norms.pre_mlp)
-        or norms.post_attention
-        or norms.post_mlp
-        or arch.is_parallel
-        or scales.residual != 1.0
-        or any(len(layer.mixers) != 1 or layer.mlp.kind is MlpKind.NONE for layer in arch.layers)
-    ):
-        problem = "joins without a norm before attention and MLP each, or with norms behind them or another factor"
-    elif arch.family.latent is not None and (
-        norms.heads is not HeadNorms.NONE or scales.query is not None or arch.family.layer_kinds is not all_full
-    ):
-        problem = "latent attention with norms of heads, a factor of queries, or windows"
-    elif arch.hyper is not None or arch.family.compressed is not None:
-        problem = "hyper-connections or compressed attention"
-    elif arch.streams is not None or any(mixer.shared is not None for mixer in arch.plain_attentions):
-        problem = "several streams of hidden states, or attention that layers share"
-    elif arch.layer_embeddings is not None or scales.of_layers or any(mlp.beside for mlp in arch.mlps):
-        problem = "embeddings or factors of single layers, or experts beside an MLP"
-    elif _has_own_heads(arch) and (
-        arch.recurrences
-        or len(names.qkv) != len(("query", "key", "value"))
-        or names.qkv_by_head
-        or names.qkv_groups is not None
-        or not replace(scales.attention, output=1.0).are_ones
-        or (arch.is_gated and names.gate is None)
-        or norms.heads in (HeadNorms.WHOLE, HeadNorms.LAYER, HeadNorms.LAYER_OWN)
-        or any(mixer.experts for mixer in arch.plain_attentions)
-    ):
-        problem = "heads of single layers, or values that are keys, with states, experts, whole norms or fused tensors"
-    elif any(mixer.heads.num_unused for mixer in arch.plain_attentions) and (
-        arch.is_gated
-        or norms.of_values
-        or any(mixer.heads.values_are_keys or mixer.reads is not None for mixer in arch.plain_attentions)
-    ):
-        problem = "values narrower than keys that have gates or norms, are keys, or are another layer's"
-    elif norms.of_values and norms.heads in (HeadNorms.WHOLE, HeadNorms.LAYER, HeadNorms.LAYER_OWN):
-        problem = "norms of values beside norms over all heads, or layer norms of heads"
-    elif any(mixer.reads is not None for mixer in arch.plain_attentions) and (
-        len(arch.attentions) != len(arch.mixers)
-        or any(len(layer.mixers) != 1 for layer in arch.layers)
-        or arch.is_gated
-        or names.qkv_by_head
-        or len(names.qkv) != len(("query", "key", "value"))
-        or not scales.attention.are_ones
-        or norms.heads not in (HeadNorms.NONE, HeadNorms.EACH)
-    ):
-        problem = "layers that read the keys and values of others, with other mixers, gates, factors or norms of heads"
-    else:
-        return
-    raise ConfigError(f"{arch.source}: the FamilySpec of {arch.architecture!r} has {problem}: that needs a class.")
-
-
-def _has_own_heads(arch: ModelArch) -> bool:
-    """Whether layers have other heads than Llama's keys name."""
-    named = Heads(num_heads=arch.num_heads, num_kv_heads=arch.num_kv_heads, head_size=arch.head_size)
-    return any(mixer.heads != named for mixer in arch.plain_attentions)
-
-
 def _sizes(keys: ConfigKeys, family: FamilySpec) -> dict[str, Any]:
     """The numbers of `ModelArch`, and its layers, which are as many."""
     hidden_size = keys.count("hidden_size")
@@ -410,7 +333,8 @@ def _sizes(keys: ConfigKeys, family: FamilySpec) -> dict[str, Any]:
     intermediate_size = keys.count("intermediate_size", default=4 * hidden_size)
     mlps = family.mlp(keys, num_layers, intermediate_size)
     return {
-        "vocab_size": keys.count("vocab_size"),
+        "vocab_size": _vocab_size(keys, family),
+        "num_embeddings": keys.count("vocab_size"),
         "hidden_size": hidden_size,
         "embedding_size": keys.count("word_embed_proj_dim", default=hidden_size),
         "intermediate_size": intermediate_size,
@@ -421,6 +345,20 @@ def _sizes(keys: ConfigKeys, family: FamilySpec) -> dict[str, Any]:
         "max_position_embeddings": max_position,
         "layers": tuple(LayerSpec(mixers=each, mlp=mlp) for each, mlp in zip(mixers, mlps, strict=True)),
     }
+
+
+def _vocab_size(keys: ConfigKeys, family: FamilySpec) -> int:
+    """Tokens that have logits: all that have embeddings, unless a key of the family says less."""
+    size = keys.count("vocab_size")
+    name = family.output_vocab
+    output = None if name is None else keys.optional_count(name)
+    if name is None or output is None or output == size:
+        return size
+    if output > size:
+        keys.refuse(name, output, f"must be at most vocab_size ({size})")
+    if keys.flag("tie_word_embeddings", default=False):
+        keys.refuse("tie_word_embeddings", True, f"must be false: the head has only {output} rows ({name})")
+    return output
 
 
 def _heads(keys: ConfigKeys, hidden_size: int) -> Heads:
@@ -513,6 +451,7 @@ def _attentions(
             shared=shared[index],
             reads=reads[index],
             factors=scales.attention,
+            output_bias=family.last_output_bias if index == num_layers - 1 else None,
         )
         for index, (kind, rotates) in enumerate(zip(kinds, family.rotated(keys, kinds), strict=True))
     ]
@@ -572,9 +511,8 @@ def _as_list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [] if value is None else [value]
 
 
-def _token_ids(keys: ConfigKeys, name: str) -> tuple[int, ...]:
+def _token_ids(keys: ConfigKeys, name: str, vocab_size: int) -> tuple[int, ...]:
     """One id, several or none. Family defaults that do not fit the vocabulary belong to another tokenizer."""
-    vocab_size = keys.count("vocab_size")
     value = keys.raw.get(name, _ABSENT)
     if value is _ABSENT:
         defaults = _as_list(keys.defaults.get(name))

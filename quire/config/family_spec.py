@@ -77,6 +77,10 @@ class Norms:
     """Behind the MLP, before it is added to the residual."""
     final: str | None = "norm"
     """Behind the last layer."""
+    attended: str | None = None
+    """An RMS norm of what all heads of plain attention give together, before the output's product."""
+    gated: str | None = None
+    """An RMS norm of the inner features of a gated MLP, before its last product."""
     inner_eps: float | None = None
     """Of all others over hidden states, whatever config.json says."""
     heads: HeadNorms = HeadNorms.NONE
@@ -84,6 +88,9 @@ class Norms:
     """RMS norms of each value head, without a weight."""
     recurrent: Norms | None = None
     """Of layers that keep a state, where those have others."""
+    with_experts: Norms | None = None
+    """Of layers whose MLP is a mixture of experts, where those have others. A checkpoint may have these for all layers;
+    the others do not read what they have not."""
 
     @property
     def of_mixers(self) -> tuple[str | None, str | None]:
@@ -385,8 +392,13 @@ class FamilySpec:
     """Of the query, key and value projections."""
     output_bias: Flag = "attention_bias"
     """Of the attention's output."""
+    last_output_bias: str | None = None
+    """What the checkpoint calls a bias of the attention's output that the last layer has and no other."""
     head_bias: Flag = False
     scales: Callable[[ConfigKeys], Scales] = _no_scales
+    output_vocab: str | None = None
+    """The key of the number of tokens with logits. Ids behind them have embeddings only, for parts of images: prompts
+    may not hold them."""
     names: WeightNames = WeightNames()
 
     def norms_of(self, keys: ConfigKeys) -> Norms:

@@ -11,9 +11,11 @@ from quire.errors import ConfigError, shown
 
 WRAPPERS = frozenset(
     {
+        "Apertus1p5ForConditionalGeneration",
         "AriaForConditionalGeneration",
         "AyaVisionForConditionalGeneration",
         "Cohere2VisionForConditionalGeneration",
+        "CohereCompassForConditionalGeneration",
         "Gemma3ForConditionalGeneration",
         "Gemma3nForConditionalGeneration",
         "Gemma4ForConditionalGeneration",
@@ -34,6 +36,8 @@ WRAPPERS = frozenset(
 )
 """Classes whose language model is one of a family here as long as there are no images: causal, with one position for
 each token."""
+SUFFIX = "ForConditionalGeneration"
+"""Of the names of all these classes."""
 TEXT_TYPES: Mapping[str, str] = MappingProxyType(
     {
         "qwen2_vl_text": "qwen2",
@@ -58,6 +62,8 @@ LEFT_OUT: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     }
 )
 """What keys mean that these configs leave out where they stand inside another one, as transformers has it."""
+UNTIED = frozenset({"Apertus1p5ForConditionalGeneration", "CohereCompassForConditionalGeneration"})
+"""Classes whose head is its own unless the whole model's config says otherwise, whatever that of its text says."""
 SHARED = ("tie_word_embeddings", "dtype", "torch_dtype", "eos_token_id", "bos_token_id", "quantization_config")
 """Keys of the whole model that hold for its language model."""
 IMAGE_POSITIONS = ("mrope_section", "mrope_interleaved")
@@ -77,12 +83,15 @@ def text_part(raw: Mapping[str, Any], source: str) -> Mapping[str, Any]:
     model_type = str(text.get("model_type"))
     model_type = TEXT_TYPES.get(model_type, model_type)
     if name not in WRAPPERS or model_type not in ARCHITECTURES:
+        known = ", ".join(sorted(wrapper.removesuffix(SUFFIX) for wrapper in WRAPPERS))
         raise ConfigError(
             f"{source}: {shown(name)} is a model for text and images (it has a text_config), and quire runs only the "
-            f"language models of {', '.join(sorted(WRAPPERS))}, where it has their family. Use a text-only checkpoint"
+            f"language models of {known} (each {SUFFIX}), where it has their family. Use a text-only checkpoint"
             f"{f' of the family ({ARCHITECTURES[model_type]})' if model_type in ARCHITECTURES else ''}."
         )
     shared = {key: raw[key] for key in SHARED if raw.get(key) is not None}
+    if name in UNTIED:
+        shared.setdefault("tie_word_embeddings", False)
     found = {
         **LEFT_OUT.get(model_type, {}),
         **text,

@@ -128,15 +128,18 @@ class LayerContext:
         self.release([name])
         return value
 
-    def table(self, name: str, shape: tuple[int, int], *, first_row: int, num_more: int = 0) -> Tensor | BlockTable:
-        """A copy of a table for `Ops.embedding`, from a row on, and `num_more` copies of that row behind the last."""
+    def table(
+        self, name: str, shape: tuple[int, int], *, first_row: int, end: int, num_more: int = 0
+    ) -> Tensor | BlockTable:
+        """A copy of the rows of a table from `first_row` to `end`, for `Ops.embedding`, and `num_more` copies of the
+        first of them behind the last."""
         stored = self.read(name, shape)
         if stored.is_meta:
             return plain(stored)
         if num_more:
-            table: Tensor | BlockTable = self._longer_table(stored[first_row:], num_more)
+            table: Tensor | BlockTable = self._longer_table(stored[first_row:end], num_more)
         else:
-            table = self.scheme.table(stored[first_row:], self.dtype, self.ops.device)
+            table = self.scheme.table(stored[first_row:end], self.dtype, self.ops.device)
         self.release([name])
         return table
 

@@ -28,14 +28,19 @@ class Embedding:
         tied: bool = False,
         first_row: int = 0,
         num_more: int = 0,
+        num_unread: int = 0,
     ) -> None:
-        """`first_row` is the checkpoint's row for id 0, and for `num_more` ids that it has no rows for."""
+        """`first_row` is the checkpoint's row for id 0, and for `num_more` ids that it has no rows for.
+
+        The last `num_unread` rows of the checkpoint, behind `num_rows`, belong to no id.
+        """
         self.ops = ctx.ops
         self.table: Tensor | LinearWeight | BlockTable
         if tied and ctx.scheme.head is None and not ctx.is_quantized("weight"):
             self.table = ctx.linear_weight(hidden_size, (num_rows,), WHOLE, is_head=True)
         else:
-            self.table = ctx.table("weight", (num_rows, hidden_size), first_row=first_row, num_more=num_more)
+            shape = (num_rows + num_unread, hidden_size)
+            self.table = ctx.table("weight", shape, first_row=first_row, end=num_rows, num_more=num_more)
         # Rounded to the dtype first, as the models that scale their embeddings were trained.
         self.scale = None if scale == 1.0 else torch.tensor(scale, dtype=ctx.dtype).item()
 

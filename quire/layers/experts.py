@@ -288,7 +288,10 @@ def _token_table(arch: ModelArch, spec: ExpertsSpec, ctx: LayerContext) -> Tenso
 def _choice_bias(spec: ExpertsSpec, ctx: LayerContext) -> Tensor:
     """Shapes: -> [experts and identities] float32."""
     places = [(block, name) for block in (ctx, ctx.beside(ROUTER_BLOCK)) for name in CHOICE_BIASES]
-    block, name = next(((block, name) for block, name in places if block.has(name)), places[0])
+    found = next(((block, name) for block, name in places if block.has(name)), None)
+    if found is None and spec.may_lack_choice_bias:
+        return torch.zeros(spec.num_candidates, device=ctx.ops.device)
+    block, name = found or places[0]
     shape = (1,) * (CHOICE_BIASES[name] - 1) + (spec.num_candidates,)
     return block.tensor(name, shape, dtype=torch.float32).view(spec.num_candidates)
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from quire.attention.context import ForwardContext
 from quire.config.arch import ModelArch
-from quire.config.layers.mixers import DeltaLayout, GatedDeltaSpec, LightningSpec, RgLruSpec
+from quire.config.layers.recurrent_mixers import DeltaLayout, GatedDeltaSpec, LightningSpec, RgLruSpec
 from quire.layers.activation import activation_of
 from quire.layers.context import LayerContext
 from quire.layers.linear import Linear
@@ -32,7 +32,8 @@ class _DeltaNames:
     inputs: tuple[str, ...]
     conv: tuple[str, ...] = ("conv1d",)
     norm: str = "norm"
-    output: str = "out_proj"
+    outputs: tuple[str, ...] = ("out_proj",)
+    """Names of the last product, of which the checkpoint has one."""
     gates: tuple[str, str] | None = None
     """Two thin tensors; None where gates are among the inputs."""
     times: tuple[str, str] | None = None
@@ -47,15 +48,21 @@ _DELTA_NAMES: Mapping[DeltaLayout, _DeltaNames] = MappingProxyType(
             inputs=("q_proj", "k_proj", "v_proj", "g_proj", "b_proj", "a_proj"),
             conv=("q_conv1d", "k_conv1d", "v_conv1d"),
             norm="o_norm",
-            output="o_proj",
+            outputs=("o_proj",),
         ),
         DeltaLayout.LOW_RANK: _DeltaNames(
             inputs=("q_proj", "k_proj", "v_proj", "b_proj"),
             conv=("q_conv1d", "k_conv1d", "v_conv1d"),
             norm="o_norm",
-            output="o_proj",
+            outputs=("o_proj",),
             gates=("g_a_proj", "g_b_proj"),
             times=("f_a_proj", "f_b_proj"),
+        ),
+        DeltaLayout.CHANNELS: _DeltaNames(
+            inputs=("q_proj", "k_proj", "v_proj", "g_proj", "b_proj", "f_proj"),
+            conv=("q_conv1d", "k_conv1d", "v_conv1d"),
+            norm="o_norm",
+            outputs=("o_proj", "dense"),
         ),
     }
 )
@@ -74,16 +81,18 @@ class GatedDelta:
         self.in_proj = Linear.of(ctx.ops, read(spec, ctx, size))
         self.gates = _ThinLinear.of_spec(spec, ctx, names.gates, size, spec.inner_size)
         self.times = _ThinLinear.of_spec(spec, ctx, names.times, size, spec.num_times)
-        self.out_proj = Linear(ctx.child(names.output), spec.inner_size, arch.hidden_size, shard_dim=1)
+        output = next((name for name in names.outputs if ctx.has(f"{name}.weight")), names.outputs[0])
+        self.out_proj = Linear(ctx.child(output), spec.inner_size, arch.hidden_size, shard_dim=1)
         self.weights = GatedDeltaWeights(
             conv=_delta_conv(spec, ctx),
             num_key_heads=spec.num_key_heads,
             key_size=spec.key_size,
             time_bias=_time_bias(spec, ctx),
-            decay=decay_of(ctx, (1, 1, heads, 1) if spec.by_channel else (heads,)).view(heads),
+            decay=decay_of(ctx, (1, 1, heads, 1) if spec.layout is DeltaLayout.LOW_RANK else (heads,)).view(heads),
             norm=ctx.child(names.norm).tensor("weight", (spec.value_size,), dtype=torch.float32),
             norm_eps=spec.norm_eps,
             most_rate=spec.most_rate,
+            bound=spec.bound,
             gates_by_sigmoid=spec.gate_activation == "sigmoid",
         )
 

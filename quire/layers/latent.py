@@ -52,12 +52,14 @@ class LatentAttention:
         self.to_latents = HeadWeights(heads=tuple(to_latents for to_latents, _ in by_head))
         self.to_values = HeadWeights(heads=tuple(to_values for _, to_values in by_head))
         self.attention = _attention(arch, mixer, ctx, index)
+        self.gate_proj = _gates(arch, mixer, ctx)
         output = ctx.child(arch.family.names.output)
         self.o_proj = Linear(output, heads * mixer.value_size, size, bias=arch.output_bias)
 
     def __call__(self, hidden: Tensor, ctx: ForwardContext, *, residual: Tensor | None = None) -> Tensor:
         """Shapes: hidden, residual [T, E] -> [T, E]. Mutates: this layer's cache."""
-        return self.o_proj(self._values(self.attention(self._qkv(hidden), ctx)), residual=residual)
+        values = self._values(self.attention(self._qkv(hidden), ctx))
+        return self.o_proj(self._gated(values, hidden), residual=residual)
 
     def _qkv(self, hidden: Tensor) -> Tensor:
         query, compressed = self.query(hidden), self.kv_a_proj(hidden)
@@ -65,6 +67,11 @@ class LatentAttention:
 
     def _values(self, attended: Tensor) -> Tensor:
         return self.ops.latent_values(attended, self.to_values, self.spec)
+
+    def _gated(self, values: Tensor, hidden: Tensor) -> Tensor:
+        if self.gate_proj is not None:
+            self.ops.gate(values, self.gate_proj(hidden), "sigmoid")
+        return values
 
 
 class LowRankQuery:
@@ -101,6 +108,14 @@ def _query(arch: ModelArch, mixer: LatentAttentionSpec, ctx: LayerContext) -> Li
     if mixer.query_rank is None:
         return Linear(ctx.child("q_proj"), arch.hidden_size, _query_features(arch, mixer))
     return LowRankQuery(arch, mixer, ctx, mixer.query_rank)
+
+
+def _gates(arch: ModelArch, mixer: LatentAttentionSpec, ctx: LayerContext) -> Linear | None:
+    if not mixer.is_gated:
+        return None
+    name = arch.family.names.gate
+    assert name is not None
+    return Linear(ctx.child(name), arch.hidden_size, arch.num_heads)
 
 
 def _query_features(arch: ModelArch, mixer: LatentAttentionSpec) -> int:

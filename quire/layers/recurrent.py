@@ -9,7 +9,8 @@ from torch import Tensor
 
 from quire.attention.context import ForwardContext
 from quire.config.arch import ModelArch
-from quire.config.layers.mixers import Factors, GateNorm, Mamba2Spec, MambaSpec, ShortConvSpec, StepNorms
+from quire.config.layers.mixers import Factors
+from quire.config.layers.recurrent_mixers import GateNorm, Mamba2Spec, MambaSpec, ShortConvSpec, StepNorms
 from quire.errors import ConfigError
 from quire.layers.context import LayerContext
 from quire.layers.linear import Linear

@@ -13,6 +13,7 @@ MAX_DRAFT_LAYERS = 16
 DRAFTING = "layers that draft several tokens, which quire does not"
 SHARED_KEYS = "keys and values of layers that read those of other layers"
 IDENTITIES = "weights of experts that give what they read"
+NORMS = "norms that layers without experts do not have"
 NOTHING = "weights of no features, as of a shared expert in a model that has none"
 SECOND_HEAD = "a second copy of the embedding, which is the head, too"
 ACTIVATION_SCALES = re.compile(
@@ -21,7 +22,7 @@ ACTIVATION_SCALES = re.compile(
 )
 IMAGES = re.compile(
     r"^(model\.)?(vision_(tower|model)|visual|(multi_modal|multimodal|vision)_projector|multi_modal_projector|"
-    r"image_newline|connector|audio_tower|vision_embedder|embed_(vision|audio))(\.|$)"
+    r"image_newline|connector|audio_tower|(vision|audio)_tokenizer|vision_embedder|embed_(vision|audio))(\.|$)"
 )
 DECAYS = re.compile(r"\.(slope_rate|(query|key|diagonal)_decay)$")
 UNREAD: Mapping[str, re.Pattern[str]] = MappingProxyType(
@@ -63,6 +64,16 @@ def _identity_experts(arch: ModelArch) -> list[str]:
     ]
 
 
+def _norms_of_experts(arch: ModelArch) -> list[str]:
+    """Norms that only layers with experts have, by the names that they would have in the others."""
+    norms, names = arch.norms.with_experts, arch.family.names
+    if norms is None:
+        return []
+    absent = {*norms.of_mixers, *norms.of_mlp} - {*arch.norms.of_mixers, *arch.norms.of_mlp}
+    dense = [index for index, layer in enumerate(arch.layers) if layer.mlp.experts is None]
+    return [f"{names.base}.{names.layers}.{index}.{name}" for index in dense for name in absent]
+
+
 def unread_parts(arch: ModelArch) -> dict[str, str]:
     """Names of parts that a checkpoint may have and no layer of this model reads, and what is said of them."""
     names, size = arch.family.names, len(arch.layers)
@@ -73,7 +84,12 @@ def unread_parts(arch: ModelArch) -> dict[str, str]:
     ]
     parts = (*names.qkv[1:], names.k_norm)
     shared = [f"{names.base}.{names.layers}.{index}.{names.attention}.{part}" for index in readers for part in parts]
-    parts_of = {DRAFTING: draft_layers(arch), SHARED_KEYS: shared, IDENTITIES: _identity_experts(arch)}
+    parts_of = {
+        DRAFTING: draft_layers(arch),
+        SHARED_KEYS: shared,
+        IDENTITIES: _identity_experts(arch),
+        NORMS: _norms_of_experts(arch),
+    }
     return {part: reason for reason, listed in parts_of.items() for part in listed}
 
 

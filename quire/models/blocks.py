@@ -12,17 +12,15 @@ from torch import Tensor
 from quire.attention.context import ForwardContext
 from quire.config.arch import ModelArch
 from quire.config.family_spec import MlpKind, MlpSpec
+from quire.config.layers.any_mixer import MixerSpec
 from quire.config.layers.experts import Routing, Scores
 from quire.config.layers.layer_kinds import Heads
-from quire.config.layers.mixers import (
-    AttentionSpec,
-    CompressedAttentionSpec,
+from quire.config.layers.mixers import AttentionSpec, CompressedAttentionSpec, LatentAttentionSpec
+from quire.config.layers.recurrent_mixers import (
     GatedDeltaSpec,
-    LatentAttentionSpec,
     LightningSpec,
     Mamba2Spec,
     MambaSpec,
-    MixerSpec,
     RecurrentSpec,
     RgLruSpec,
     ShortConvSpec,
@@ -38,6 +36,7 @@ from quire.layers.gated_recurrence import GatedDelta, LightningAttention, RgLru
 from quire.layers.indexer import IndexedAttention
 from quire.layers.latent import LatentAttention
 from quire.layers.linear import GatedLinear, Linear
+from quire.layers.norm import RMSNorm
 from quire.layers.quantization.kv_scales import read_kv_scales
 from quire.layers.quantization.schemes import plain
 from quire.layers.recurrent import Mamba2Mixer, MambaMixer, ShortConv
@@ -64,13 +63,19 @@ class SelfAttention:
         assert isinstance(mixer, AttentionSpec)
         self.qkv_proj = self._projection(arch, ctx, mixer)
         self.o_proj = self._output(arch, ctx.child(arch.family.names.output), mixer)
+        if mixer.output_bias is not None:
+            self.o_proj.bias = ctx.tensor(mixer.output_bias, (arch.hidden_size,), dtype=torch.float32)
+        self.output_norm = _inner_norm(arch, ctx, arch.norms.attended, mixer.heads.query_size)
         self.norms = separate_norms(arch, ctx, index)
         self.clip = arch.clip_qkv
         self.attention = attention_of(arch, ctx, index, norms=fused_norms(arch, ctx, index))
 
     def __call__(self, hidden: Tensor, ctx: ForwardContext, *, residual: Tensor | None = None) -> Tensor:
         """Shapes: hidden, residual [T, E] -> [T, E]."""
-        return self.o_proj(self.attention(self._qkv(hidden), ctx), residual=residual)
+        attended = self.attention(self._qkv(hidden), ctx)
+        if self.output_norm is not None:
+            attended = self.output_norm(attended)
+        return self.o_proj(attended, residual=residual)
 
     def _output(self, arch: ModelArch, ctx: LayerContext, mixer: AttentionSpec) -> Linear:
         if mixer.heads.num_unused:
@@ -206,6 +211,13 @@ def _joined(parts: list[Rows], device: str) -> Tensor:
     return numbers[0] if numbers[0].is_meta else torch.cat([part.to(device, torch.float32) for part in numbers])
 
 
+def _inner_norm(arch: ModelArch, ctx: LayerContext, name: str | None, size: int) -> RMSNorm | None:
+    """The norm between two products that the checkpoint calls `name`."""
+    if name is None:
+        return None
+    return RMSNorm(ctx.child(name), size, arch.norm_eps, offset=arch.norms.offset)
+
+
 def _attention(arch: ModelArch, ctx: LayerContext, index: int) -> Mixer:
     mixer = arch.mixers[index]
     if isinstance(mixer, AttentionSpec) and mixer.experts is not None:
@@ -301,12 +313,16 @@ class GatedMLP:
             input_factor=factors.input,
             factors=factors.inner,
         )
+        self.norm = _inner_norm(arch, ctx, arch.norms.gated, inner)
         down = ctx.child(arch.family.names.down)
         self.down_proj = Linear(down, inner, size, bias=bias, shard_dim=1, factors=(factors.output,))
 
     def __call__(self, hidden: Tensor, *, residual: Tensor | None = None) -> Tensor:
         """See `Mlp`."""
-        return self.down_proj(self.gate_up_proj.gate(hidden), residual=residual)
+        inner = self.gate_up_proj.gate(hidden)
+        if self.norm is not None:
+            inner = self.norm(inner)
+        return self.down_proj(inner, residual=residual)
 
 
 class SparseGatedMLP(GatedMLP):

@@ -10,7 +10,7 @@ from torch import Tensor
 from quire.attention.context import ForwardContext
 from quire.config.arch import ModelArch
 from quire.config.family_spec import Join, MlpKind, WeightNames
-from quire.config.layers.mixers import RecurrentSpec
+from quire.config.layers.recurrent_mixers import RecurrentSpec
 from quire.layers.context import LayerContext
 from quire.layers.embedding import Embedding, LMHead, Waves
 from quire.layers.norm import Norm, model_norm
@@ -154,7 +154,14 @@ class DecoderForCausalLM:
         names, size = arch.family.names, arch.hidden_size
         model = ctx.child(names.base)
         tied, embed = arch.tie_word_embeddings, _embedding_context(names, model)
-        self.embed_tokens = Embedding(embed, arch.vocab_size, size, scale=arch.scales.embedding, tied=tied)
+        self.embed_tokens = Embedding(
+            embed,
+            arch.vocab_size,
+            size,
+            scale=arch.scales.embedding,
+            tied=tied,
+            num_unread=arch.num_embeddings - arch.vocab_size,
+        )
         self.embed_positions: Embedding | Waves | None = None
         if arch.family.first_wave is not None:
             self.embed_positions = _waves(arch, model, arch.family.first_wave)

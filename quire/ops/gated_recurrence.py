@@ -37,7 +37,8 @@ class DeltaInputs(NamedTuple):
         if gates is not None and times is not None:
             convolved, rates = projected.split_with_sizes((channels, heads), dim=1)
             return cls(convolved, gates, rates, times)
-        return cls(*projected.split_with_sizes((channels, heads * weights.norm.shape[0], heads, heads), dim=1))
+        sizes = (channels, heads * weights.norm.shape[0], heads, weights.time_bias.numel())
+        return cls(*projected.split_with_sizes(sizes, dim=1))
 
 
 def gated_delta(
@@ -60,7 +61,11 @@ def gated_delta(
     rate = apart(SIGMOID, rate).mul_(weights.most_rate).reshape(-1, keys, each, 1)
     bias = weights.time_bias.flatten()
     factors = weights.decay.repeat_interleave(len(bias) // heads)
-    decay = apart(EXP, apart(SOFTPLUS, time + bias) * factors).reshape(-1, keys, each, 1, len(bias) // heads)
+    if weights.bound is None:
+        powers = apart(SOFTPLUS, time + bias) * factors
+    else:
+        powers = apart(SIGMOID, (time + bias) * -factors) * weights.bound
+    decay = apart(EXP, powers).reshape(-1, keys, each, 1, len(bias) // heads)
 
     def update(state: Tensor, tokens: Tensor) -> Tensor:
         state.mul_(decay[tokens])

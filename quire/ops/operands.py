@@ -410,6 +410,8 @@ class GatedDeltaWeights:
     norm_eps: float
     most_rate: float = 1.0
     """By which sigmoids are multiplied to be rates, at most 2."""
+    bound: float | None = None
+    """Below zero, where each channel decays by itself: the logarithm of the least that a token leaves of a state."""
     gates_by_sigmoid: bool = False
     """Gates pass a sigmoid, instead of silu."""
 

@@ -88,11 +88,12 @@ class RecurrentOps:
         As for `mamba`. The state is the last inputs of the convolution, and then h, [H, D, N].
 
         Where `time_bias` is [H, N], a has a number for each channel of a key, and so has dt: Kimi Delta Attention
-        (https://arxiv.org/abs/2510.26692, equation 1). Then z and a are given beside projected, as gates and times, and
-        projected is u and b.
+        (https://arxiv.org/abs/2510.26692, equation 1). Then z and a may be given beside projected, as gates and times,
+        and projected is u and b. With a bound, exp(bound * sigmoid((a + time_bias) * -decay)) takes the place of
+        exp(dt * decay).
 
-        Shapes: projected [T, (2KN + HD) + HD + H + H], or [T, (2KN + HD) + H] with gates [T, HD] and times [T, HN] of
-        its dtype; states as for `mamba` -> [T, HD] in projected's dtype.
+        Shapes: projected [T, (2KN + HD) + HD + H + H or HN], or [T, (2KN + HD) + H] with gates [T, HD] and times
+        [T, HN] of its dtype; states as for `mamba` -> [T, HD] in projected's dtype.
         Mutates: states, at the pages that metadata names to write.
         """
         run = self._table["gated_delta"]

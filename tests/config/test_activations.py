@@ -11,8 +11,8 @@ from torch import Tensor
 
 from quire.config.memory.activations import activation_bytes
 from quire.ops.backends import ops_of
-from tests.checkpoints import RECURRENT
 from tests.engine.test_parity import available_ops
+from tests.family_configs import RECURRENT
 from tests.models.harness import Harness, arch_of
 
 pytestmark = pytest.mark.skipif("cpu" not in available_ops(), reason="the native kernels are not built")

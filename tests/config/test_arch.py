@@ -15,7 +15,7 @@ from quire.config.arch import ModelArch
 from quire.config.layers.rope import RopeConfig, RopeType
 from quire.errors import ConfigError
 from quire.messages.kv import FullAttentionSpec, PageSpec, SlidingWindowSpec
-from tests.checkpoints import FAMILIES
+from tests.family_configs import FAMILIES
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -205,6 +205,12 @@ SLIDING, FULL = "sliding_attention", "full_attention"
 SAME: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "share of heads": ("phi", {"partial_rotary_factor": 0.5, "rope_theta": 5e4}, {"rope_parameters": PARTIAL}),
     "gpt_neox": ("gpt_neox", {"rotary_pct": 0.5, "rotary_emb_base": 5e4}, {"rope_parameters": PARTIAL}),
+    "names of others": (
+        "gpt_neox",
+        {"rotary_pct": 0.5},
+        {"rotary_pct": 0.5, "rope_theta": 77.0, "partial_rotary_factor": 1.0},
+    ),
+    "names of others alone": ("gpt_neox", {}, {"rope_theta": 77.0, "partial_rotary_factor": 1.0}),
     "stablelm": ("stablelm", {"partial_rotary_factor": 0.5, "rope_theta": 5e4}, {"rope_parameters": PARTIAL}),
     "nemotron": ("nemotron", {"partial_rotary_factor": 0.5, "rope_theta": 5e4}, {"rope_parameters": PARTIAL}),
     "persimmon": ("persimmon", {"rope_theta": 5e4}, {"rope_parameters": PARTIAL}),
@@ -545,6 +551,7 @@ def test_wrong_config_names_key_value_and_remedy(name: str) -> None:
 
 
 NEEDED = {
+    "cohere_compass_text": {"rope_parameters"},
     "lfm2_moe": {"layer_types"},
     "zamba2": {"layers_block_type", "layer_types"},
     "dots1": {"n_routed_experts", "n_shared_experts", "num_experts_per_tok"},

@@ -14,8 +14,8 @@ from quire.config.families import ARCHITECTURES, CLASS_GROUP, SPEC_GROUP
 from quire.config.family_spec import DECODER, FamilySpec, plain
 from quire.config.layers.layer_kinds import all_sliding
 from quire.models.registry import ModelRegistry
-from tests.checkpoints import FAMILIES
 from tests.contracts.test_imports import modules_after
+from tests.family_configs import FAMILIES
 
 SPEC = FamilySpec(defaults={"hidden_act": "gelu", "sliding_window": 16}, layer_kinds=all_sliding, mlp=plain(True))
 

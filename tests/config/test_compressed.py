@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from quire.config.arch import ModelArch
+from quire.config.layers.any_mixer import MixerSpec
 from quire.config.layers.compressed import HEAVY, SLIDING, SPARSE
 from quire.config.layers.experts import Scores
-from quire.config.layers.mixers import CompressedAttentionSpec, MixerSpec
+from quire.config.layers.mixers import CompressedAttentionSpec
 from quire.config.layers.rope import RopeType
 from quire.config.memory.scratch import COMPRESSED_BYTES, compressed_bytes
 from quire.config.memory.weight_shapes import (

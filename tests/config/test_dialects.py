@@ -15,8 +15,8 @@ import pytest
 
 from quire.config.arch import ModelArch
 from quire.config.families import ARCHITECTURES, family_of
-from tests.checkpoints import FAMILIES
 from tests.config.test_arch import comparable
+from tests.family_configs import FAMILIES
 from tests.models.cases import CASES
 
 ROWS: dict[str, tuple[str, dict[str, Any]]] = {**{name: (name, {}) for name in FAMILIES}, **CASES}
@@ -71,6 +71,8 @@ def with_old_rotation(raw: dict[str, Any]) -> dict[str, Any] | None:
     if "compress" in rope:  # of layers that compress, and of the others (`test_compressed`)
         return None
     full, sliding = rope.get("full_attention", rope), rope.get("sliding_attention")
+    if full is None:  # layers that do not rotate, by their kind
+        return None
     if sliding is not None:
         if family.sliding_theta is None or sliding["rope_type"] != "default":
             return None

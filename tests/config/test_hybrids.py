@@ -8,7 +8,8 @@ import pytest
 
 from quire.config.arch import ModelArch
 from quire.config.family_spec import MlpKind
-from quire.config.layers.mixers import AttentionSpec, Factors, GateNorm, Mamba2Spec
+from quire.config.layers.mixers import AttentionSpec, Factors
+from quire.config.layers.recurrent_mixers import GateNorm, Mamba2Spec
 from quire.config.memory.weight_bytes import loading_bytes
 from quire.config.memory.weight_shapes import num_parameters, weight_shapes
 from quire.errors import ConfigError

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from quire.config.arch import ModelArch
-from quire.config.layers.mixers import IndexerSpec, LatentAttentionSpec, MixerSpec
+from quire.config.layers.any_mixer import MixerSpec
+from quire.config.layers.mixers import IndexerSpec, LatentAttentionSpec
 from quire.config.memory.scratch import SELECTION_BYTES, selection_bytes
 from quire.config.memory.weight_shapes import (
     context_per_token,

@@ -19,7 +19,7 @@ from quire.loader.checkpoint import Checkpoint
 from quire.loader.safetensors_header import MAX_DIMS, MAX_HEADER_BYTES
 from quire.loader.weight_files import MAX_NAME
 from quire.tokenizer.tokenizer_files import read_tokenizer_files
-from tests.checkpoints import FAMILIES
+from tests.family_configs import FAMILIES
 
 JUNK = [
     *("1" + "0" * 400, "9" * 4300, "-1", "0", "1", "2", "3", "7", "2147483648", "9223372036854775807", "1" * 25),

@@ -26,8 +26,8 @@ from quire.ops.backends import ops_of
 from quire.ops.cpu.library import isa, load
 from quire.ops.cpu.runtime.dtypes import COMPACT, WEIGHT_DTYPES
 from quire.ops.operands import LightningWeights
-from tests.checkpoints import FAMILIES
 from tests.engine.test_parity import available_ops
+from tests.family_configs import FAMILIES
 
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     **{family: (family, {}) for family in FAMILIES},
@@ -55,6 +55,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             "num_global_key_value_heads": 1,
         },
     ),
+    "apertus 1.5 with fewer logits": ("apertus1p5_text", {"vocab_size": 400, "output_vocab_size": 320}),
     "laguna with gates of features": ("laguna", {"gating": "per-element", "attention_bias": True}),
     "longcat flash with biases": ("longcat_flash", {"attention_bias": True, "tie_word_embeddings": True}),
     "mimo v2 flash with biases": ("mimo_v2_flash", {"attention_bias": True, "attention_value_scale": None}),

@@ -19,7 +19,7 @@ from quire.loader.checkpoint import Checkpoint
 from quire.loader.load import load_model
 from quire.loader.readers import CheckpointReader
 from quire.models.decoder import DecoderForCausalLM
-from tests.checkpoints import FAMILIES
+from tests.family_configs import FAMILIES
 from tests.loader.safetensors_bytes import join, read, split, write
 from tests.models.harness import Harness, arch_of
 from tests.ops.implementations import REFERENCE

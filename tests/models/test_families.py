@@ -20,7 +20,8 @@ from quire.config.memory.weight_shapes import num_parameters
 from quire.loader.unread import DECAYS, unread_parts
 from quire.ops.backends import ops_of
 from quire.ops.contract import Ops
-from tests.checkpoints import FAMILIES, in_transformers, one_thread
+from tests.checkpoints import in_transformers, one_thread
+from tests.family_configs import FAMILIES
 from tests.models.cases import CASES
 from tests.models.cases.rotations import LONGROPE, rope
 from tests.models.harness import Harness, arch_of
@@ -173,6 +174,20 @@ def test_kimi_linear_is_read_as_published_and_as_transformers_writes_it(
     expected = Harness(ops, written).logits(token_ids)
     assert torch.equal(Harness(ops, published).logits(token_ids), expected)
     assert (transformers_logits(published, tuple(token_ids)) - expected).abs().max().item() < TOLERANCE
+
+
+def test_axk1_is_read_as_published(ops: Ops, checkpoint: Checkpoint, tmp_path: Path) -> None:
+    """Without a bias of the choice of experts, and with a norm behind MLPs that have none."""
+    written, token_ids = checkpoint("axk1"), prompt(20)
+    published = tmp_path / "published"
+    shutil.copytree(written, published)
+    tensors = load_file(written / "model.safetensors")
+    kept = {name: value for name, value in tensors.items() if not name.endswith("e_score_correction_bias")}
+    assert len(kept) < len(tensors)
+    kept["model.layers.0.post_mlp_layernorm.weight"] = torch.ones(64)
+    save_file(kept, published / "model.safetensors", {"format": "pt"})
+    actual = Harness(ops, published).logits(token_ids)
+    assert (transformers_logits(published, tuple(token_ids)) - actual).abs().max().item() < TOLERANCE
 
 
 @pytest.mark.parametrize("family", FAMILIES)

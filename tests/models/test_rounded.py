@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from quire.ops.backends import ops_of
-from tests.checkpoints import FAMILIES
 from tests.engine.test_parity import available_ops
+from tests.family_configs import FAMILIES
 from tests.models.harness import Harness
 
 pytestmark = pytest.mark.skipif("cpu" not in available_ops(), reason="the native kernels are not built")

@@ -75,6 +75,17 @@ CASES: Mapping[str, tuple[str, Mapping[str, Any], Mapping[str, Any]]] = {
         {**TEXT, "model_type": "llama"},
         {"vision_config": CLIP, "image_token_index": 280, "tie_word_embeddings": False},
     ),
+    "cohere_compass": (
+        "cohere_compass",
+        {
+            **{key: value for key, value in TEXT.items() if key != "head_dim"},
+            "model_type": "cohere_compass_text",
+            "sliding_window": 8,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "rope_parameters": {"sliding_attention": MROPE, "full_attention": None},
+        },
+        {"vision_config": {**QWEN3_VISION, "deepstack_visual_indexes": [0]}},
+    ),
     "qwen2_5_vl": (
         "qwen2_5_vl",
         {**TEXT, "model_type": "qwen2_5_vl_text", "rope_parameters": MROPE, "head_dim": None},
@@ -155,6 +166,11 @@ SOUNDS_TOO: dict[str, tuple[str, str, list[str]]] = {
         "Gemma4ForConditionalGeneration",
         "gemma4",
         ["vision_tower.encoder.layers.0", "audio_tower.layers.0", "language_model.layers.3.self_attn.v_proj"],
+    ),
+    "apertus1p5_text": (
+        "Apertus1p5ForConditionalGeneration",
+        "apertus1p5",
+        ["vision_tokenizer.encoder.conv_in", "audio_tokenizer.encoder.layers.0"],
     ),
     "gemma4_unified_text": (
         "Gemma4UnifiedForConditionalGeneration",

@@ -35,7 +35,8 @@ DELTA = GatedDeltaWeights(
     most_rate=1.75,
 )
 CHANNEL_DELTA = replace(DELTA, time_bias=numbers(HEADS, KEY_SIZE), gates_by_sigmoid=True)
-BY_CHANNEL = "gated_delta by channel"
+BOUNDED_DELTA = replace(CHANNEL_DELTA, bound=-1.5)
+BY_CHANNEL, BOUNDED = "gated_delta by channel", "gated_delta by channel, bounded"
 RATES = torch.tensor((0.5, 0.25, 0.125, 1.0, 2.0, 0.01))
 LIGHTNING = LightningWeights(decay=torch.exp(-RATES), norm=numbers(INNER, seed=2), norm_eps=1e-6)
 
@@ -66,6 +67,11 @@ def runs_of(ops: dict[str, Any], dtype: torch.dtype = torch.float32) -> dict[str
             sum(PARTS),
             (WIDTH - 1) * CHANNELS + INNER * KEY_SIZE,
         ),
+        BOUNDED: (
+            lambda x, states, meta: ops["gated_delta"](x, BOUNDED_DELTA, states, meta),
+            CHANNELS + INNER + HEADS + HEADS * KEY_SIZE,
+            (WIDTH - 1) * CHANNELS + INNER * KEY_SIZE,
+        ),
         "lightning_attention": (
             lambda x, states, meta: ops["lightning_attention"](x, LIGHTNING, states, meta),
             4 * INNER,
@@ -94,7 +100,7 @@ def halves(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("implementation", implementations_of("rg_lru"))
-@pytest.mark.parametrize("kind", ["gated_delta", BY_CHANNEL, "lightning_attention", "rg_lru"])
+@pytest.mark.parametrize("kind", ["gated_delta", BY_CHANNEL, BOUNDED, "lightning_attention", "rg_lru"])
 @pytest.mark.parametrize("extra", [0, 40])
 def test_a_sequence_has_the_same_bits_however_it_is_cut_and_in_any_company(
     kind: str, extra: int, implementation: str, monkeypatch: pytest.MonkeyPatch
@@ -115,23 +121,36 @@ def rms(x: Tensor, eps: float) -> Tensor:
 
 def naive_delta(projected: Tensor) -> Tensor:
     u, gate, rate, time = projected.split((CHANNELS, INNER, HEADS, HEADS), dim=1)
-    return naive_rule(u, F.silu(gate), rate, (time + DELTA.time_bias.double()).unsqueeze(2))
+    return naive_rule(u, F.silu(gate), rate, softplus_decay((time + DELTA.time_bias.double()).unsqueeze(2)))
 
 
 def naive_channel_delta(projected: Tensor) -> Tensor:
     u, rate, gate, time = projected.split((CHANNELS, HEADS, *PARTS[1:]), dim=1)
-    return naive_rule(u, gate.sigmoid(), rate, time.view(-1, HEADS, KEY_SIZE) + CHANNEL_DELTA.time_bias.double())
+    return naive_rule(u, gate.sigmoid(), rate, softplus_decay(channel_times(time)))
 
 
-def naive_rule(u: Tensor, opened: Tensor, rate: Tensor, time: Tensor) -> Tensor:
-    """Shapes: time [T, HEADS, KEY_SIZE], or 1 for all channels of a key."""
+def naive_bounded_delta(projected: Tensor) -> Tensor:
+    u, gate, rate, time = projected.split((CHANNELS, INNER, HEADS, HEADS * KEY_SIZE), dim=1)
+    opening = (channel_times(time) * -DELTA.decay.double().unsqueeze(1)).sigmoid()
+    return naive_rule(u, gate.sigmoid(), rate, (-1.5 * opening).exp())
+
+
+def channel_times(time: Tensor) -> Tensor:
+    return time.view(-1, HEADS, KEY_SIZE) + CHANNEL_DELTA.time_bias.double()
+
+
+def softplus_decay(time: Tensor) -> Tensor:
+    return (F.softplus(time) * DELTA.decay.double().unsqueeze(1)).exp()
+
+
+def naive_rule(u: Tensor, opened: Tensor, rate: Tensor, decay: Tensor) -> Tensor:
+    """Shapes: decay [T, HEADS, KEY_SIZE], or 1 for all channels of a key."""
     keys = KEY_HEADS * KEY_SIZE
     query, key, value = F.silu(convolved(u, DELTA.conv)).split((keys, keys, INNER), dim=1)
     query, key = (
         part.reshape(-1, KEY_HEADS, KEY_SIZE).repeat_interleave(HEADS // KEY_HEADS, dim=1) for part in (query, key)
     )
     query, key = (part / (part.square().sum(-1, keepdim=True) + 1e-6).sqrt() for part in (query, key))
-    decay = (F.softplus(time) * DELTA.decay.double().unsqueeze(1)).exp()
     state, rows = torch.zeros(HEADS, KEY_SIZE, SIZE, dtype=torch.float64), []
     for t in range(len(u)):
         state = state * decay[t].unsqueeze(2)
@@ -175,6 +194,7 @@ def naive_rg_lru(projected: Tensor) -> Tensor:
 NAIVE = {
     "gated_delta": naive_delta,
     BY_CHANNEL: naive_channel_delta,
+    BOUNDED: naive_bounded_delta,
     "lightning_attention": naive_lightning,
     "rg_lru": naive_rg_lru,
 }

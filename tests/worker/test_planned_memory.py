@@ -12,7 +12,7 @@ from quire.config.arch import ModelArch
 from quire.ops.backends import ops_of
 from quire.ops.contract import Ops
 from quire.worker.cache_engine import CacheEngine
-from tests.checkpoints import FAMILIES
+from tests.family_configs import FAMILIES
 from tests.ops.implementations import implementations_of
 
 NUM_BLOCKS = 3

@@ -68,12 +68,14 @@ QR_INLINE void delta_rows(R, float* values, float* after, const float* before, c
   for (int row = 0; row < kRows; ++row) values[row] = sum(totals[row]);
 }
 
-// What one token leaves of each channel of a head.
+// What one token leaves of each channel of a head: no less than exp(bound), if there is a bound.
 template <class T>
-QR_INLINE void channel_decays(float* out, const T* time, const float* bias, float decay, int64_t n) {
+QR_INLINE void channel_decays(float* out, const T* time, const float* bias, float decay, float bound, int64_t n) {
   each_vector(n, [&](int64_t i, int count) __attribute__((always_inline)) {
-    const vf step = softplus(add(load_some(time + i, count), load_some(bias + i, count)));
-    store_some(out + i, exp(mul(step, set1(decay))), count);
+    const vf step = add(load_some(time + i, count), load_some(bias + i, count));
+    const vf power = bound < 0.0f ? mul(sigmoid(mul(step, set1(-decay))), set1(bound))
+                                  : mul(softplus(step), set1(decay));
+    store_some(out + i, exp(power), count);
   });
 }
 
@@ -81,11 +83,11 @@ void channel_decays(float* out, const DeltaArgs& args, int64_t token, int64_t he
   const int64_t n = args.key_size, at = token * args.time_stride + head * n;
   const float *bias = args.time_bias + head * n, decay = args.decay[head];
   if (args.dtype == QR_FLOAT32)
-    channel_decays(out, static_cast<const float*>(args.time) + at, bias, decay, n);
+    channel_decays(out, static_cast<const float*>(args.time) + at, bias, decay, args.bound, n);
   else if (args.dtype == QR_BFLOAT16)
-    channel_decays(out, static_cast<const Bf16*>(args.time) + at, bias, decay, n);
+    channel_decays(out, static_cast<const Bf16*>(args.time) + at, bias, decay, args.bound, n);
   else
-    channel_decays(out, static_cast<const Fp16*>(args.time) + at, bias, decay, n);
+    channel_decays(out, static_cast<const Fp16*>(args.time) + at, bias, decay, args.bound, n);
 }
 
 // Some tokens of a head: their rates, and the decays of a head that decays as one. Queries, keys and the decays of each

@@ -9,8 +9,8 @@ from quire.config.layers.experts import check_only, deepseek_v3_experts
 from quire.config.layers.gated_recurrence import LINEAR, kimi_delta
 from quire.config.layers.latent import latent_attention, latent_heads
 from quire.config.layers.layer_kinds import LayerKind
-from quire.config.layers.mixers import RecurrentSpec
 from quire.config.layers.recurrent import listed_layers
+from quire.config.layers.recurrent_mixers import RecurrentSpec
 
 LISTS = {"full_attn_layers": LayerKind.FULL, "kda_layers": LINEAR}
 """Numbers of layers, from 1 on, in `linear_attn_config` -> what `layer_types` calls them."""

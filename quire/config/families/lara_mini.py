@@ -10,8 +10,8 @@ from quire.config.family_spec import FamilySpec, HeadNorms, Norms, WeightNames, 
 from quire.config.layers.experts import ExpertsSpec, qwen2_experts
 from quire.config.layers.gated_recurrence import LINEAR, gated_delta
 from quire.config.layers.layer_kinds import LayerKind, listed_among
-from quire.config.layers.mixers import DeltaLayout, RecurrentSpec
 from quire.config.layers.recurrent import WINDOW_TYPES, listed_layers
+from quire.config.layers.recurrent_mixers import DeltaLayout, RecurrentSpec
 
 PATTERN = (LINEAR, LayerKind.SLIDING, LINEAR, LayerKind.FULL, LayerKind.SLIDING)
 """Of the layers of a config that does not list them, over and over."""

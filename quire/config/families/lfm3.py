@@ -6,8 +6,8 @@ from typing import Any
 from quire.config.config_keys import ConfigKeys
 from quire.config.family_spec import FamilySpec, HeadNorms, Norms, WeightNames, gated
 from quire.config.layers.layer_kinds import LayerKind, listed_among
-from quire.config.layers.mixers import RecurrentSpec
 from quire.config.layers.recurrent import WINDOW_TYPES, listed_layers, short_conv
+from quire.config.layers.recurrent_mixers import RecurrentSpec
 
 CONV = "conv"
 """What `layer_types` calls a layer without attention."""

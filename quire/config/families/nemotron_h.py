@@ -7,8 +7,8 @@ from quire.config.config_keys import ConfigKeys
 from quire.config.family_spec import FamilySpec, MlpKind, MlpSpec, Norms, WeightNames, mixture
 from quire.config.layers.experts import nemotron_h_experts
 from quire.config.layers.layer_kinds import none_rotated
-from quire.config.layers.mixers import RecurrentSpec
 from quire.config.layers.recurrent import nemotron_mamba2
+from quire.config.layers.recurrent_mixers import RecurrentSpec
 
 PATTERN = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}
 """Letters of `hybrid_override_pattern`, which older configs have -> what `layers_block_type` lists."""

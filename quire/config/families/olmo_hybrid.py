@@ -9,8 +9,8 @@ from quire.config.families import olmo2
 from quire.config.family_spec import FamilySpec, Norms, WeightNames, gated
 from quire.config.layers.gated_recurrence import LINEAR, gated_delta
 from quire.config.layers.layer_kinds import LayerKind
-from quire.config.layers.mixers import DeltaLayout, RecurrentSpec
 from quire.config.layers.recurrent import listed_layers
+from quire.config.layers.recurrent_mixers import DeltaLayout, RecurrentSpec
 
 OUTPUT_NORM_EPS = 1e-5
 """Of the norm behind the delta rule, whatever the model's others have."""

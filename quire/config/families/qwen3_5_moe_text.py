@@ -8,7 +8,7 @@ from quire.config.families.qwen3_next import DEFAULTS, EXPERTS, NAMES, NORMS
 from quire.config.family_spec import FamilySpec, experts
 from quire.config.layers.experts import qwen2_experts
 from quire.config.layers.gated_recurrence import gated_delta_layers
-from quire.config.layers.mixers import DeltaLayout
+from quire.config.layers.recurrent_mixers import DeltaLayout
 
 
 def _in_every_layer(keys: ConfigKeys) -> Mapping[str, Any]:

@@ -3,7 +3,7 @@
 from quire.config.families.qwen3_next import DEFAULTS, NAMES, NORMS
 from quire.config.family_spec import FamilySpec, gated
 from quire.config.layers.gated_recurrence import gated_delta_layers
-from quire.config.layers.mixers import DeltaLayout
+from quire.config.layers.recurrent_mixers import DeltaLayout
 
 SPEC = FamilySpec(
     architecture="Qwen3_5ForCausalLM",

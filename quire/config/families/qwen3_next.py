@@ -3,7 +3,7 @@
 from quire.config.family_spec import FamilySpec, HeadNorms, Norms, WeightNames, experts
 from quire.config.layers.experts import qwen2_experts
 from quire.config.layers.gated_recurrence import gated_delta_layers
-from quire.config.layers.mixers import DeltaLayout
+from quire.config.layers.recurrent_mixers import DeltaLayout
 
 DEFAULTS = {
     "hidden_act": "silu",

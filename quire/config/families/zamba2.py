@@ -7,8 +7,9 @@ from typing import Any
 from quire.config.config_keys import ConfigKeys
 from quire.config.family_spec import FamilySpec, Norms, Scales, WeightNames, no_mlp
 from quire.config.layers.layer_kinds import LayerKind
-from quire.config.layers.mixers import RecurrentSpec, SharedBlock
+from quire.config.layers.mixers import SharedBlock
 from quire.config.layers.recurrent import zamba2_layers
+from quire.config.layers.recurrent_mixers import RecurrentSpec
 
 KINDS = {"mamba": False, "linear_attention": False, "hybrid": True}
 """Names in `layers_block_type` -> whether such a layer reads a shared block."""

@@ -95,6 +95,8 @@ class ExpertsSpec:
     """A number for each expert is added to its logit."""
     has_choice_bias: bool = False
     """A number for each expert is added to its score where experts are chosen, not where they are weighed."""
+    may_lack_choice_bias: bool = False
+    """A checkpoint may leave these numbers out: they are zeros then."""
     has_router_scale: bool = False
     """What the router reads is multiplied by `router.scale` over the root of its size, and the weights of experts in
     the end by `router.per_expert_scale` (Gemma 4)."""

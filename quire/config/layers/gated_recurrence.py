@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from quire.config.config_keys import ConfigKeys
-from quire.config.layers.mixers import DeltaLayout, GatedDeltaSpec, LightningSpec, RecurrentSpec, RgLruSpec
+from dataclasses import replace
+
+from quire.config.config_keys import LARGEST, SMALLEST, ConfigKeys, is_number
 from quire.config.layers.recurrent import MAX_CONV_WIDTH, RecurrentRule, check_silu, listed_layers
+from quire.config.layers.recurrent_mixers import DeltaLayout, GatedDeltaSpec, LightningSpec, RecurrentSpec, RgLruSpec
 
 LINEAR = "linear_attention"
 """What `layer_types` calls a recurrent layer."""
@@ -60,6 +62,22 @@ def kimi_delta(keys: ConfigKeys) -> GatedDeltaSpec:
         gate_activation="sigmoid",
         rank=size,
     )
+
+
+def ling_delta(keys: ConfigKeys) -> GatedDeltaSpec:
+    """Kimi's layer, with one product to gates and one to time steps, and channels that keep a part of their state by a
+    sigmoid unless `kda_safe_gate` is false. Raises: ConfigError.
+    """
+    return replace(kimi_delta(keys), layout=DeltaLayout.CHANNELS, rank=None, bound=_bound(keys))
+
+
+def _bound(keys: ConfigKeys) -> float | None:
+    if not keys.flag("kda_safe_gate", default=True):
+        return None
+    _, bound = keys.find(("kda_lower_bound",))
+    if not is_number(bound) or not -LARGEST <= bound <= -SMALLEST:
+        keys.refuse("kda_lower_bound", bound, "must be a number below 0, or kda_safe_gate false")
+    return float(bound)
 
 
 def lightning_layers(keys: ConfigKeys, num_layers: int) -> tuple[RecurrentSpec | None, ...]:

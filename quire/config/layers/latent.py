@@ -10,13 +10,7 @@ from typing import Any
 from quire.config.config_keys import ConfigKeys
 from quire.config.family_spec import Flag, is_set
 from quire.config.layers.layer_kinds import LayerKind
-from quire.config.layers.mixers import (
-    HEAD_MULTIPLE,
-    IndexerSpec,
-    LatentAttentionSpec,
-    LatentRule,
-    cached_latent_size,
-)
+from quire.config.layers.mixers import HEAD_MULTIPLE, IndexerSpec, LatentAttentionSpec, LatentRule, cached_latent_size
 from quire.config.layers.rope import RopeConfig, RopeType, read_ropes, yarn_scale
 
 MAX_HEADS = 4096
@@ -27,8 +21,10 @@ MAX_INDEX_SIZE = 1024
 """Of an indexer's key, which is a part of a head of the cache."""
 
 
-def latent_attention(interleaved: Flag = False, *, rotates: bool = True) -> LatentRule:
-    """Latent attention in all layers, whose rotated features are pairs of neighbours or not, or do not rotate."""
+def latent_attention(interleaved: Flag = False, *, rotates: bool = True, is_gated: bool = False) -> LatentRule:
+    """Latent attention in all layers, whose rotated features are pairs of neighbours or not, or do not rotate, and
+    whose heads may have gates, products that `names.gate` names.
+    """
 
     def rule(keys: ConfigKeys, max_position: int, aliases: Mapping[str, str]) -> LatentAttentionSpec:
         nope_size, rope_size = keys.count("qk_nope_head_dim"), keys.count("qk_rope_head_dim")
@@ -42,6 +38,7 @@ def latent_attention(interleaved: Flag = False, *, rotates: bool = True) -> Late
             rope=rope,
             interleaved=is_set(keys, interleaved),
             query_scale=_query_scale(rope, nope_size + rope_size),
+            is_gated=is_gated,
         )
 
     return rule

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from quire.config.config_keys import ConfigKeys
 from quire.config.layers.layer_kinds import Heads
@@ -24,8 +23,9 @@ class Mixer(Variants):
     @classmethod
     def kinds(cls) -> tuple[type[Any], ...]:
         """See `Variants`."""
-        recurrent = (MambaSpec, Mamba2Spec, ShortConvSpec, GatedDeltaSpec, LightningSpec, RgLruSpec)
-        return AttentionSpec, LatentAttentionSpec, CompressedAttentionSpec, *recurrent
+        from quire.config.layers.recurrent_mixers import RECURRENT  # they derive from this class
+
+        return AttentionSpec, LatentAttentionSpec, CompressedAttentionSpec, *RECURRENT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,6 +122,8 @@ class AttentionSpec(Mixer):
     """The place of the mixer whose keys and values it attends over, of an earlier layer; None for its own."""
     factors: Factors = Factors()
     """The inner ones are those of queries, keys and values."""
+    output_bias: str | None = None
+    """The checkpoint's name of a bias of the output that this layer has and the model's others have not."""
 
     def kv_cache_specs(self, page: PageSpec) -> tuple[KVCacheSpec, ...]:
         """What the layer keeps in the KV cache, a block of which is a page with the layer's own heads."""
@@ -181,6 +183,8 @@ class LatentAttentionSpec(Mixer):
     """Multiplies latents behind their norm."""
     indexer: IndexerSpec | None = None
     """None where queries attend to all tokens that they see."""
+    is_gated: bool = False
+    """What each head attended to is multiplied by a sigmoid of its own."""
 
     @property
     def window(self) -> None:
@@ -284,316 +288,3 @@ LatentRule = Callable[[ConfigKeys, int, Mapping[str, str]], LatentAttentionSpec]
 """From a config, its longest context and the family's aliases to the mixer of all layers."""
 CompressedRule = Callable[[ConfigKeys, int, int], list[CompressedAttentionSpec]]
 """From a config, a number of layers and the longest context to the mixer of each layer."""
-
-
-class StepNorms(StrEnum):
-    """RMS norms of what a Mamba layer derives from its input: time steps, and the vectors that write and read."""
-
-    NONE = "none"
-    PLAIN = "plain"
-    """Without a weight."""
-    WEIGHTED = "weighted"
-
-
-class GateNorm(StrEnum):
-    """The RMS norm of what a Mamba 2 layer scans, for each group of heads."""
-
-    BEHIND = "behind"
-    """Behind the gate."""
-    BEFORE = "before"
-    """Before the gate."""
-    NONE = "none"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MambaSpec(Mixer):
-    """The selective state space of Mamba (https://arxiv.org/abs/2312.00752): each channel has a state of its own."""
-
-    inner_size: int
-    """Channels."""
-    state_size: int
-    """Numbers of each channel's state."""
-    conv_width: int
-    """Tokens that the convolution before the scan sees, the token itself included."""
-    time_rank: int
-    """Width of the projection that gives the time steps."""
-    has_bias: bool
-    """Of the projections into and out of the layer."""
-    has_conv_bias: bool
-    norms: StepNorms = StepNorms.NONE
-    norm_eps: float = 0.0
-
-    @property
-    def conv_channels(self) -> int:
-        """Channels of the convolution."""
-        return self.inner_size
-
-    @property
-    def in_features(self) -> int:
-        """What the projection into the layer gives: the convolution's input, and the gate."""
-        return 2 * self.inner_size
-
-    @property
-    def num_state_elements(self) -> int:
-        """Numbers of the layer's state: the last inputs of the convolution, and those of the scan."""
-        return (self.conv_width - 1) * self.conv_channels + self.inner_size * self.state_size
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mamba2Spec(Mixer):
-    """The selective state space of Mamba 2 (https://arxiv.org/abs/2405.21060): channels of a head decay alike."""
-
-    num_heads: int
-    head_size: int
-    """Channels of a head."""
-    state_size: int
-    """Numbers of each channel's state."""
-    num_groups: int
-    """Heads of a group are written and read by the same vectors, and their outputs are normed together."""
-    conv_width: int
-    """Tokens that the convolution before the scan sees, the token itself included."""
-    has_bias: bool
-    """Of the projections into and out of the layer."""
-    has_conv_bias: bool
-    norm_eps: float
-    norm: GateNorm = GateNorm.BEHIND
-    factors: Factors = Factors()
-    """The inner ones are those of `in_parts`."""
-
-    @property
-    def inner_size(self) -> int:
-        """Channels."""
-        return self.num_heads * self.head_size
-
-    @property
-    def conv_channels(self) -> int:
-        """Channels of the convolution: those of the heads, and the vectors that write and read of each group."""
-        return self.inner_size + 2 * self.num_groups * self.state_size
-
-    @property
-    def in_features(self) -> int:
-        """What the projection into the layer gives: the gate, the convolution's input, and a time step per head."""
-        return sum(self.in_parts)
-
-    @property
-    def in_parts(self) -> tuple[int, ...]:
-        """Its widths: gate, channels, the vectors that write and those that read, time steps."""
-        vectors = self.num_groups * self.state_size
-        return self.inner_size, self.inner_size, vectors, vectors, self.num_heads
-
-    @property
-    def num_state_elements(self) -> int:
-        """Numbers of the layer's state: the last inputs of the convolution, and those of the scan."""
-        return (self.conv_width - 1) * self.conv_channels + self.inner_size * self.state_size
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShortConvSpec(Mixer):
-    """A gated convolution of each channel over the last tokens (LFM2): out(c * conv(b * x))."""
-
-    inner_size: int
-    """Channels."""
-    conv_width: int
-    """Tokens that the convolution sees, the token itself included."""
-    has_bias: bool
-    """Of the projections into and out of the layer."""
-    has_conv_bias: bool
-
-    @property
-    def conv_channels(self) -> int:
-        """Channels of the convolution."""
-        return self.inner_size
-
-    @property
-    def in_features(self) -> int:
-        """What the projection into the layer gives: two gates and the convolution's input."""
-        return 3 * self.inner_size
-
-    @property
-    def state_size(self) -> int:
-        """Nothing is scanned."""
-        return 0
-
-    @property
-    def num_state_elements(self) -> int:
-        """Numbers of the layer's state: the last inputs of the convolution."""
-        return (self.conv_width - 1) * self.conv_channels
-
-
-class DeltaLayout(StrEnum):
-    """How a checkpoint has the product into a layer of the gated delta rule."""
-
-    BY_KEY_HEAD = "by_key_head"
-    """Two tensors, each with all of one key head, then all of the next (Qwen3-Next)."""
-    BY_KIND = "by_kind"
-    """A tensor for queries, keys and values, and one each for gates, rates and time steps (Qwen3.5)."""
-    WHOLE = "whole"
-    """One tensor, with the kinds in the same order (Lara Mini)."""
-    APART = "apart"
-    """A tensor for each kind, and a convolution for each of queries, keys and values (OLMo Hybrid)."""
-    LOW_RANK = "low_rank"
-    """As APART, but gates and time steps are products of two thin tensors each (Kimi Linear)."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GatedDeltaSpec(Mixer):
-    """Linear attention by the gated delta rule (https://arxiv.org/abs/2412.06464), behind a short convolution."""
-
-    num_key_heads: int
-    num_value_heads: int
-    """A multiple of the key heads, each of which serves neighbours."""
-    key_size: int
-    """Of a head, of queries as of keys."""
-    value_size: int
-    conv_width: int
-    """Tokens that the convolution sees, the token itself included."""
-    layout: DeltaLayout
-    norm_eps: float
-    most_rate: float = 1.0
-    """By which the sigmoids of rates are multiplied: 2 lets a state change its sign."""
-    by_channel: bool = False
-    """Each channel of a key decays by itself, instead of a head as one (https://arxiv.org/abs/2510.26692)."""
-    gate_activation: str = "silu"
-    """What gates pass before they multiply: silu or sigmoid."""
-    rank: int | None = None
-    """Features between the two products that give gates, and between those that give time steps; None where one
-    product gives all."""
-
-    @property
-    def inner_size(self) -> int:
-        """Channels: those of all values."""
-        return self.num_value_heads * self.value_size
-
-    @property
-    def num_times(self) -> int:
-        """Time steps of a token."""
-        return self.num_value_heads * (self.key_size if self.by_channel else 1)
-
-    @property
-    def state_size(self) -> int:
-        """Numbers of each channel's state."""
-        return self.key_size
-
-    @property
-    def conv_channels(self) -> int:
-        """Channels of the convolution: queries, keys and values."""
-        return sum(self.conv_parts)
-
-    @property
-    def conv_parts(self) -> tuple[int, ...]:
-        """Channels of queries, of keys and of values."""
-        return (self.num_key_heads * self.key_size,) * 2 + (self.inner_size,)
-
-    @property
-    def in_features(self) -> int:
-        """What the product into the layer gives: the convolution's input, the gate, and two numbers per value head; of
-        a low rank, gates and time steps are not in it.
-        """
-        return sum(self.in_parts)
-
-    @property
-    def in_parts(self) -> tuple[int, ...]:
-        """Rows of the tensors, or parts of tensors, in which the checkpoint has the product into the layer."""
-        keys, heads = self.num_key_heads, self.num_value_heads
-        if self.layout is DeltaLayout.LOW_RANK:
-            return *self.conv_parts, heads
-        if self.layout is DeltaLayout.APART:
-            return *self.conv_parts, self.inner_size, heads, heads
-        if self.layout is DeltaLayout.BY_KIND:
-            return self.conv_channels, self.inner_size, heads, heads
-        if self.layout is DeltaLayout.WHOLE:
-            return (self.conv_channels + self.inner_size + 2 * heads,)
-        values = self.inner_size // keys
-        return (self.key_size,) * 2 * keys + (values,) * 2 * keys + (heads // keys,) * 2 * keys
-
-    @property
-    def num_state_elements(self) -> int:
-        """Numbers of the layer's state: the last inputs of the convolution, and those of the rule."""
-        return (self.conv_width - 1) * self.conv_channels + self.inner_size * self.state_size
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LightningSpec(Mixer):
-    """Lightning attention (https://arxiv.org/abs/2401.04658): linear attention, each head with a decay of its own."""
-
-    num_heads: int
-    head_size: int
-    rates: tuple[float, ...]
-    """Of each head: what a token leaves of the state is exp(-rate)."""
-    norm_eps: float
-
-    @property
-    def inner_size(self) -> int:
-        """Channels: those of all values."""
-        return self.num_heads * self.head_size
-
-    @property
-    def state_size(self) -> int:
-        """Numbers of each channel's state."""
-        return self.head_size
-
-    @property
-    def in_features(self) -> int:
-        """What the products into the layer give: query, key and value of each head, and the gate."""
-        return sum(self.in_parts)
-
-    @property
-    def in_parts(self) -> tuple[int, ...]:
-        """Rows of the tensors in which the checkpoint has the product into the layer."""
-        return 3 * self.inner_size, self.inner_size
-
-    @property
-    def num_state_elements(self) -> int:
-        """Numbers of the layer's state."""
-        return self.inner_size * self.state_size
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RgLruSpec(Mixer):
-    """The real-gated linear recurrent unit of Griffin (https://arxiv.org/abs/2402.19427), behind a convolution."""
-
-    width: int
-    """Channels, each with one number of state."""
-    num_blocks: int
-    """The gates of as many equal parts of the channels are products of that part alone."""
-    conv_width: int
-    """Tokens that the convolution sees, the token itself included."""
-
-    @property
-    def inner_size(self) -> int:
-        """Channels."""
-        return self.width
-
-    @property
-    def state_size(self) -> int:
-        """Numbers of each channel's state."""
-        return 1
-
-    @property
-    def block_size(self) -> int:
-        """Channels of a block."""
-        return self.width // self.num_blocks
-
-    @property
-    def conv_channels(self) -> int:
-        """Channels of the convolution."""
-        return self.width
-
-    @property
-    def in_features(self) -> int:
-        """What the two products into the layer give: the gate, and the convolution's input."""
-        return 2 * self.width
-
-    @property
-    def num_state_elements(self) -> int:
-        """Numbers of the layer's state: the last inputs of the convolution, and those of the unit."""
-        return self.conv_width * self.width
-
-
-RecurrentSpec = MambaSpec | Mamba2Spec | ShortConvSpec | GatedDeltaSpec | LightningSpec | RgLruSpec
-"""Mixers that keep a state of fixed size."""
-if TYPE_CHECKING:
-    MixerSpec = AttentionSpec | LatentAttentionSpec | CompressedAttentionSpec | RecurrentSpec
-else:
-    MixerSpec = Mixer  # what messages are decoded by: a codec knows no union of dataclasses
-"""The kinds of mixers that there are."""

@@ -7,7 +7,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from quire.config.config_keys import ConfigKeys
-from quire.config.layers.mixers import Factors, GateNorm, Mamba2Spec, MambaSpec, RecurrentSpec, ShortConvSpec, StepNorms
+from quire.config.layers.mixers import Factors
+from quire.config.layers.recurrent_mixers import (
+    GateNorm,
+    Mamba2Spec,
+    MambaSpec,
+    RecurrentSpec,
+    ShortConvSpec,
+    StepNorms,
+)
 from quire.errors import counted
 
 MAX_CONV_WIDTH = 64

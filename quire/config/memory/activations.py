@@ -6,19 +6,21 @@ from collections.abc import Callable, Iterable, Sequence
 
 from quire.config.arch import LayerSpec, ModelArch
 from quire.config.family_spec import MlpKind, MlpSpec, NormKind, Norms
+from quire.config.layers.any_mixer import MixerSpec
 from quire.config.layers.mixers import (
     AttentionSpec,
     CompressedAttentionSpec,
-    GatedDeltaSpec,
     IndexerSpec,
     LatentAttentionSpec,
+    SharedBlock,
+)
+from quire.config.layers.recurrent_mixers import (
+    GatedDeltaSpec,
     LightningSpec,
     Mamba2Spec,
     MambaSpec,
-    MixerSpec,
     RecurrentSpec,
     RgLruSpec,
-    SharedBlock,
 )
 from quire.config.layers.streams import LayerEmbeddingsSpec, StreamsSpec
 from quire.config.memory.compressed_activations import hyper_step
@@ -312,6 +314,8 @@ def _feed(layout: StepLayout, arch: ModelArch, norms: Norms, mlp: MlpSpec) -> No
     inner = 0 if mlp.experts else mlp.intermediate_size
     layout.take("gates", 2 * inner if mlp.kind is MlpKind.SPARSE else 0)
     layout.take("inner", inner)
+    if arch.norms.gated is not None:
+        _renorm(layout, "inner", inner)
     layout.take("out", size)
     layout.free("gates", "inner")
     if mlp.beside is not None:
@@ -390,11 +394,21 @@ def _attend(
     layout.free("qkv", "query")
     if isinstance(mixer, LatentAttentionSpec):
         _expand(layout, arch, mixer)
-    elif mixer.num_gates:
-        layout.take("gate", mixer.num_gates)
+    num_gates = arch.num_heads * mixer.is_gated if isinstance(mixer, LatentAttentionSpec) else mixer.num_gates
+    if num_gates:
+        layout.take("gate", num_gates)
         layout.free("gate")
+    if arch.norms.attended is not None:
+        _renorm(layout, "attended", heads)
     layout.take("mixed", arch.hidden_size)
     layout.free("attended")
+
+
+def _renorm(layout: StepLayout, name: str, columns: int) -> None:
+    """A tensor takes the place of the one that it is the norm of."""
+    layout.take("renormed", columns)
+    layout.free(name)
+    layout.rename("renormed", name)
 
 
 def _has_experts(mixer: AttentionSpec | LatentAttentionSpec) -> bool:

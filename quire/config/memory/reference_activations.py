@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from quire.config.arch import ModelArch
-from quire.config.layers.mixers import CompressedAttentionSpec, GatedDeltaSpec, LatentAttentionSpec, RecurrentSpec
+from quire.config.layers.mixers import CompressedAttentionSpec, LatentAttentionSpec
+from quire.config.layers.recurrent_mixers import GatedDeltaSpec, RecurrentSpec
 from quire.config.memory.weight_shapes import compressions
 
 

@@ -4,14 +4,8 @@ from __future__ import annotations
 
 from quire.config.arch import ModelArch
 from quire.config.layers.experts import ExpertsSpec
-from quire.config.layers.mixers import (
-    CompressedAttentionSpec,
-    GatedDeltaSpec,
-    LightningSpec,
-    Mamba2Spec,
-    RecurrentSpec,
-    RgLruSpec,
-)
+from quire.config.layers.mixers import CompressedAttentionSpec
+from quire.config.layers.recurrent_mixers import GatedDeltaSpec, LightningSpec, Mamba2Spec, RecurrentSpec, RgLruSpec
 from quire.config.memory.step_layout import FLOAT
 from quire.config.memory.weight_shapes import compressions, indexers
 from quire.messages.kv import DTYPE_BYTES

@@ -8,7 +8,8 @@ from dataclasses import replace
 from quire.config.arch import ModelArch
 from quire.config.family_spec import MlpSpec
 from quire.config.gguf.tensor_types import BY_NAME, TensorType
-from quire.config.layers.mixers import AttentionSpec, Mamba2Spec
+from quire.config.layers.mixers import AttentionSpec
+from quire.config.layers.recurrent_mixers import Mamba2Spec
 from quire.config.memory import weight_formats
 from quire.config.memory.linear_shape import LinearShape
 from quire.config.memory.weight_shapes import has_keys_twice, weight_shapes

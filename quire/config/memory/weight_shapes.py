@@ -13,22 +13,24 @@ from types import MappingProxyType
 
 from quire.config.arch import LayerSpec, ModelArch
 from quire.config.family_spec import HeadNorms, MlpKind, MlpSpec
+from quire.config.layers.any_mixer import MixerSpec
 from quire.config.layers.experts import ExpertsSpec
 from quire.config.layers.layer_kinds import Heads
 from quire.config.layers.mixers import (
     AttentionSpec,
     CompressedAttentionSpec,
-    GatedDeltaSpec,
-    GateNorm,
     IndexerSpec,
     LatentAttentionSpec,
+    SharedBlock,
+)
+from quire.config.layers.recurrent_mixers import (
+    GatedDeltaSpec,
+    GateNorm,
     LightningSpec,
     Mamba2Spec,
     MambaSpec,
-    MixerSpec,
     RecurrentSpec,
     RgLruSpec,
-    SharedBlock,
     ShortConvSpec,
     StepNorms,
 )
@@ -112,7 +114,7 @@ def num_parameters(arch: ModelArch) -> int:
     return (
         linears
         + head
-        + shapes.table
+        + arch.num_embeddings * arch.embedding_size
         + shapes.tables
         - _num_made_rows(arch)
         - _num_twice(arch)
@@ -237,6 +239,8 @@ def _latent(arch: ModelArch, mixer: MixerSpec) -> Counter[Shape]:
     )
     shapes[(mixer.latent_size,), mixer.nope_size] += heads
     shapes[(mixer.value_size,), mixer.latent_size] += heads
+    if mixer.is_gated:
+        shapes[(heads,), size] += 1
     if mixer.indexer is not None:
         assert mixer.query_rank is not None
         index = mixer.indexer
@@ -346,6 +350,8 @@ def _mixer_floats(arch: ModelArch, mixer: MixerSpec) -> int:
         return arch.hidden_size
     if isinstance(mixer, AttentionSpec):
         own = mixer.heads
+        biases += (mixer.output_bias is not None) * arch.hidden_size
+        biases += (arch.norms.attended is not None) * own.query_size
         gate = _gates_are_behind_queries(arch) * own.query_size
         features = own.query_size if mixer.reads is not None else sum(_qkv(arch, own)[0])
         return biases + arch.attention_bias * (features + gate) + mixer.has_sinks * own.num_heads
@@ -453,6 +459,7 @@ def _num_floats(arch: ModelArch) -> int:
     for layer in arch.layers:
         floats += 0 if layer.mlp.experts is None else _expert_floats(arch, layer.mlp.experts)
         floats += 0 if layer.mlp.beside is None else _beside_floats(arch, layer.mlp.beside)
+        floats += (arch.norms.gated is not None) * layer.mlp.intermediate_size
         floats += layer.mlp.has_bias * sum(sum(parts) for parts, _ in _MLPS[layer.mlp.kind](arch, layer.mlp))
     norms = _num_norms(arch) * arch.hidden_size * (1 + arch.norms.has_bias)
     norms += _num_head_norms(arch) + _num_value_norms(arch)

@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from quire.config.arch import ModelArch
 from quire.config.gguf.architectures import Change
-from quire.config.layers.mixers import GatedDeltaSpec
+from quire.config.layers.recurrent_mixers import GatedDeltaSpec
 
 Shape = tuple[int, ...]
 

@@ -44,6 +44,7 @@ def gated_delta(
             weights.time_bias.data_ptr(),
             weights.decay.data_ptr(),
             weights.most_rate,
+            weights.bound or 0.0,
             tokens,
             heads,
             weights.num_key_heads,

@@ -74,7 +74,7 @@ SIGNATURES: Final[dict[str, tuple[Any, ...]]] = {
     "qr_mamba_derived": (I32, PTR, I32, PTR, I64, I64, I64, PTR, PTR, PTR, I32, F32),
     "qr_mamba_scan": (I32, PTR, I32, PTR, PTR, PTR, I64, PTR, PTR, I64, PTR, PTR, *(I64,) * 4, *STATES),
     "qr_mamba2_scan": (I32, PTR, PTR, I32, I64, PTR, PTR, PTR, *(I64,) * 6, *STATES),
-    "qr_gated_delta_scan": (I32, PTR, PTR, I64, PTR, I64, I32, I32, PTR, PTR, F32, *(I64,) * 6, *STATES),
+    "qr_gated_delta_scan": (I32, PTR, PTR, I64, PTR, I64, I32, I32, PTR, PTR, F32, F32, *(I64,) * 6, *STATES),
     "qr_lightning_scan": (I32, PTR, PTR, I32, I64, PTR, *(I64,) * 4, *STATES),
     "qr_rg_lru_scan": (I32, PTR, I32, *(PTR,) * 4, *(I64,) * 4, *STATES),
     "qr_gated_norm": (I32, PTR, I32, PTR, I64, PTR, I64, PTR, I32, I64, I64, I64, F32, I32, I32),

@@ -130,6 +130,7 @@ def gated_delta(
         NUMBERS=weights.key_size,
         MOST_RATE=weights.most_rate,
         BY_CHANNEL=weights.by_channel,
+        BOUND=weights.bound or 0.0,
         **tile,
     )
     return _gated(y, gates, weights.norm, weights.norm_eps, heads, silu=not weights.gates_by_sigmoid)

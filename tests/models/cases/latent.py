@@ -41,6 +41,21 @@ LATENT: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "longcat-flash-experts-alone": ("longcat_flash", {"zero_expert_num": 0, "expert_ffn_hidden_size": 64}),
+    "axk1": ("axk1", {}),
+    "axk1-odd-heads": (
+        "axk1",
+        {
+            "num_attention_heads": 3,
+            "num_key_value_heads": 3,
+            "n_group": 1,
+            "topk_group": 1,
+            "attention_bias": True,
+            "norm_topk_prob": False,
+            "mlp_layer_types": ["sparse", "dense", "sparse"],
+            "rope_interleave": False,
+            "tie_word_embeddings": True,
+        },
+    ),
     "deepseek-v2": ("deepseek_v2", {}),
     "deepseek-v2-lite": ("deepseek_v2", {"q_lora_rank": None, "attention_bias": True, "mlp_bias": True}),
     "deepseek-v2-groups": (

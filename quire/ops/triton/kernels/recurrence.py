@@ -221,7 +221,7 @@ def gated_delta_kernel(
     mixed, rates, times, time_bias, decay, out, states, query_start, reads, writes, num_sequences, half, half_stride,
     rates_stride, times_stride, FIRST: tl.constexpr, HEADS: tl.constexpr, KEYS: tl.constexpr, SIZE: tl.constexpr,
     NUMBERS: tl.constexpr, MOST_RATE: tl.constexpr, BY_CHANNEL: tl.constexpr, PADDED: tl.constexpr, ROWS: tl.constexpr,
-    PDL: tl.constexpr = False,
+    BOUND: tl.constexpr = 0.0, PDL: tl.constexpr = False,
 ):  # fmt: skip
     """Steps 1 (from the convolution on) and 2 of `Ops.gated_delta`: program (sequence, head, tile of its channels).
 
@@ -255,7 +255,9 @@ def gated_delta_kernel(
         value = tl.load(row + 2 * KEYS * NUMBERS + own, mask=is_channel, other=0.0)
         if BY_CHANNEL:
             time = tl.load(times + token * times_stride + head * NUMBERS + number, mask=is_number, other=0.0)
-            state = state * tl.exp(softplus(time.to(tl.float32) + bias) * factor)[None, :]
+            time = time.to(tl.float32) + bias
+            power = BOUND * sigmoid(-time * factor) if BOUND < 0 else softplus(time) * factor
+            state = state * tl.exp(power)[None, :]
         else:
             dt = softplus(tl.load(times + token * times_stride + head).to(tl.float32) + bias)
             state = state * tl.exp(dt * factor)
