@@ -31,4 +31,4 @@ FOREIGN: dict[str, dict[str, Any]] = {
     "minimax_m2": {**_FOREIGN, "head_dim": 16, "num_local_experts": 6, "num_experts_per_tok": 2},
     "deepseek_v3": {**_FOREIGN, **_LATENT, "n_group": 2, "topk_group": 1},
 }
-"""The configuration of a small model of each, like `tests.checkpoints.FAMILIES`."""
+"""The configuration of a small model of each, like `tests.family_configs.FAMILIES`."""

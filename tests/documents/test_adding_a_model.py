@@ -26,7 +26,7 @@ def test_the_diff_has_a_spec_a_line_of_the_registry_and_rows_of_the_tests() -> N
     assert list(added()) == [
         "quire/config/families/starcoder2.py",
         "quire/config/families/__init__.py",
-        "tests/checkpoints.py",
+        "tests/family_configs.py",
         "tests/models/cases/unlike_llama.py",
     ]
 

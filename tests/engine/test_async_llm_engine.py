@@ -20,8 +20,8 @@ from quire.executor.base import Executor
 from quire.messages.step import ModelRunnerOutput, SchedulerOutputs
 from quire.outputs import CompletionOutput, RequestOutput
 from quire.sampling_params import RequestOutputKind
-from tests.checkpoints import VOCAB_SIZE
 from tests.conftest import Checkpoint
+from tests.expert_checkpoints import VOCAB_SIZE
 
 LONG = SamplingParams(max_tokens=100, ignore_eos=True, temperature=0, logprobs=1)
 SHORT = LONG.clone(max_tokens=6)

@@ -18,8 +18,9 @@ from quire.errors import EngineError, InvalidParameter, UnsupportedFeature
 from quire.messages.codec import Codec
 from quire.messages.request import AbortRequest, EngineCoreRequest
 from quire.messages.step import ModelRunnerOutput, SchedulerOutputs
-from tests.checkpoints import VOCAB_SIZE, one_thread
+from tests.checkpoints import one_thread
 from tests.conftest import Checkpoint
+from tests.expert_checkpoints import VOCAB_SIZE
 
 FAMILIES = ("llama", "qwen3", "gemma2")
 NUM_PROMPTS, NUM_TOKENS = 4, 16

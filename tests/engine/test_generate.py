@@ -15,8 +15,9 @@ import torch
 from quire import LLM, RequestOutput, SamplingParams
 from quire.errors import InvalidParameter
 from quire.outputs import TokenLogprobs
-from tests.checkpoints import VOCAB_SIZE, in_transformers
+from tests.checkpoints import in_transformers
 from tests.conftest import Checkpoint
+from tests.expert_checkpoints import VOCAB_SIZE
 
 MAX_MODEL_LEN = 128
 EOS, EXTRA_EOS = 256, 258

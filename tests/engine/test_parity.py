@@ -11,8 +11,9 @@ import torch
 from quire import LLM, RequestOutput, SamplingParams
 from quire.errors import ConfigError
 from quire.ops import backends
-from tests.checkpoints import VOCAB_SIZE, in_transformers, one_thread
+from tests.checkpoints import in_transformers, one_thread
 from tests.conftest import Checkpoint
+from tests.expert_checkpoints import VOCAB_SIZE
 from tests.family_configs import ATTENTION_FREE, FAMILIES, ONE_OF_EACH_KIND, RECURRENT
 
 NUM_PROMPTS, NUM_TOKENS = 20, 32

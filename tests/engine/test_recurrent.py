@@ -13,9 +13,9 @@ import pytest
 from quire import LLM, SamplingParams
 from quire.errors import ConfigError
 from quire.messages.step import ModelRunnerOutput, SchedulerOutputs
-from tests.checkpoints import VOCAB_SIZE
 from tests.conftest import Checkpoint
 from tests.engine.test_parity import available_ops, bits, prompts
+from tests.expert_checkpoints import VOCAB_SIZE
 from tests.family_configs import ATTENTION_FREE, RECURRENT
 
 FORKING = SamplingParams(n=3, temperature=1.0, seed=11, max_tokens=8, ignore_eos=True, logprobs=2)

@@ -13,8 +13,8 @@ import pytest
 
 from quire import LLM, SamplingParams
 from quire.errors import ConfigError, InvalidParameter
-from tests.checkpoints import VOCAB_SIZE
 from tests.conftest import Checkpoint
+from tests.expert_checkpoints import VOCAB_SIZE
 
 
 def copied(checkpoint: Checkpoint, directory: Path) -> Path:

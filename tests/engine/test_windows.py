@@ -9,9 +9,9 @@ import pytest
 
 from quire import LLM, RequestOutput, SamplingParams
 from quire.core.kv.groups import SlidingWindow
-from tests.checkpoints import VOCAB_SIZE
 from tests.conftest import Checkpoint
 from tests.engine.test_parity import available_ops, bits, expected_by_transformers
+from tests.expert_checkpoints import VOCAB_SIZE
 
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral": ("mistral", {"sliding_window": 24}),

@@ -15,7 +15,7 @@ from quire.engine.front.input_processor import MAX_CACHE_SALT, MAX_REQUEST_ID, c
 from quire.errors import InvalidParameter, PromptTooLong, UnsupportedFeature, shown
 from quire.messages.request import EngineCoreRequest
 from quire.sampling_params import BOUNDS, MAX_BAD_WORD_TOKENS, RANGES, RequestOutputKind
-from tests.checkpoints import VOCAB_SIZE
+from tests.expert_checkpoints import VOCAB_SIZE
 from tests.wrong_use.conftest import MAX_MODEL_LEN
 from tests.wrong_use.refusal import refused
 

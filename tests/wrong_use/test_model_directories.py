@@ -17,7 +17,7 @@ import pytest
 
 from quire import LLM
 from quire.errors import CheckpointError, ConfigError, QuireError, TokenizerError
-from tests.checkpoints import VOCAB_SIZE
+from tests.expert_checkpoints import VOCAB_SIZE
 from tests.wrong_use.refusal import refused
 
 Damage = Callable[[Path], object]

@@ -13,7 +13,7 @@ import pytest
 from quire import LLM, EngineArgs
 from quire.engine.core_startup import create_config
 from quire.errors import ConfigError, ModelNotFound, UnsupportedFeature
-from tests.checkpoints import VOCAB_SIZE
+from tests.expert_checkpoints import VOCAB_SIZE
 from tests.wrong_use.refusal import refused
 
 Options = dict[str, Any]

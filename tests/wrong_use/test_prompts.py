@@ -19,7 +19,7 @@ from quire.errors import (
     QuireError,
     UnsupportedFeature,
 )
-from tests.checkpoints import VOCAB_SIZE
+from tests.expert_checkpoints import VOCAB_SIZE
 from tests.wrong_use.conftest import MAX_MODEL_LEN
 from tests.wrong_use.refusal import refused
 

@@ -12,7 +12,7 @@ import pytest
 from quire import LLM, RequestOutputKind, SamplingParams
 from quire.errors import InvalidParameter, InvalidUnicode, QuireError, UnsupportedFeature, shown
 from quire.sampling_params import FIELD_NAMES
-from tests.checkpoints import VOCAB_SIZE
+from tests.expert_checkpoints import VOCAB_SIZE
 from tests.wrong_use.conftest import MAX_MODEL_LEN, MAX_NUM_SEQS, check_idle
 from tests.wrong_use.refusal import refused
 

@@ -29,7 +29,7 @@ from quire.structured.checker import GrammarChecker
 from quire.structured.grammar import Grammar
 from quire.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from quire.worker import model_runner, worker
-from tests import checkpoints
+from tests import family_configs
 from tests.checkpoints import make_checkpoint
 from tests.quantized_checkpoints import make_quantized_checkpoint
 from tests.worker.links import CopyLink
@@ -68,8 +68,8 @@ one, one, two, four, one; of those with recurrent layers one, and four where the
 last one four."""
 COMPRESSED = "compressed"
 """The model with compressed attention, which is drawn apart from the others."""
-ATTENTION_FREE = frozenset(name for name, (family, _) in MODELS.items() if family in checkpoints.ATTENTION_FREE)
-RECURRENT = frozenset(name for name, (family, _) in MODELS.items() if family in checkpoints.RECURRENT)
+ATTENTION_FREE = frozenset(name for name, (family, _) in MODELS.items() if family in family_configs.ATTENTION_FREE)
+RECURRENT = frozenset(name for name, (family, _) in MODELS.items() if family in family_configs.RECURRENT)
 DELAYS_S = (0.0, 0.0, 0.0005, 0.002)
 """Of steps of a device that computes beside the core: some have ended when the next is decided, some have not begun."""
 STATE_BLOCK_SIZE = 32

@@ -15,4 +15,4 @@ from tests.models.cases.windows import WINDOWS
 CASES: dict[str, tuple[str, dict[str, Any]]] = (
     DENSE | WINDOWS | UNLIKE_LLAMA | EXPERTS | LATENT | COMPRESSED | RECURRENT
 )
-"""Name -> the family, a key of `tests.checkpoints.FAMILIES`, and what is changed in its configuration."""
+"""Name -> the family, a key of `tests.family_configs.FAMILIES`, and what is changed in its configuration."""
