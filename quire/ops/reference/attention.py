@@ -3,7 +3,8 @@
 Row invariance: a sequence's queries are taken in zero-padded tiles of TILE_QUERIES, its keys in splits of SPLIT tokens
 that start at multiples of SPLIT. Every product has the same shape; every run of exponentials and sums is a split long,
 a whole number of vectors; the softmax maximum is exact in any order; the splits' sums are added in the order of the
-context. So a token meets the same operations in a decode step, in a chunk of 7 and in a whole prefill, and splits that
+context. Heads are filled up with zeros to whole vectors: MKL takes the rows of narrow products differently by their
+place. So a token meets the same operations in a decode step, in a chunk of 7 and in a whole prefill, and splits that
 it cannot see add exact zeros.
 """
 
@@ -18,11 +19,13 @@ from quire.ops.chunks import by_chunk
 from quire.ops.operands import AttentionMetadata
 from quire.ops.reference.cache import TOPS, dequantize
 from quire.ops.threads import one_thread
-from quire.utils.math import cdiv
+from quire.utils.math import cdiv, round_up
 
 TILE_QUERIES = 8
 SPLIT = 128
 """Context tokens per partial sum."""
+VECTOR = 16
+"""Numbers of a vector register, at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +87,7 @@ def gather(
     """Keys and values of positions base .. seq_len in float32, zeros before seen_from and up to a whole split.
 
     Blocks before that of seen_from may belong to somebody else: a weight of 0 times what stands there may be NaN.
-    Shapes: -> [2, K, U, D].
+    Shapes: -> [2, K, U, D or more], the rest zeros.
     """
     first_block = seen_from // metadata.block_size
     pages = kv_cache[:, metadata.block_tables[index, first_block : cdiv(seq_len, metadata.block_size)]]
@@ -92,25 +95,29 @@ def gather(
     _, _, num_kv_heads, _, head_size = pages.shape
     tokens = pages.transpose(1, 2).reshape(2, num_kv_heads, -1, head_size)
     skipped = seen_from - first_block * metadata.block_size
-    gathered = torch.zeros(2, num_kv_heads, cdiv(seq_len - base, SPLIT) * SPLIT, head_size)
-    gathered[:, :, seen_from - base : seq_len - base] = tokens[:, :, skipped : skipped + seq_len - seen_from]
+    gathered = torch.zeros(2, num_kv_heads, cdiv(seq_len - base, SPLIT) * SPLIT, round_up(head_size, VECTOR))
+    gathered[:, :, seen_from - base : seq_len - base, :head_size] = tokens[
+        :, :, skipped : skipped + seq_len - seen_from
+    ]
     return gathered
 
 
 def attend(query_THD: Tensor, keys_KUD: Tensor, values_KUD: Tensor, position: int, scores: Scores) -> Tensor:
     """Attention of one tile of queries at position, position + 1, ... over gathered splits. Gives [T, H, D]."""
     num_queries, num_heads, head_size = query_THD.shape
-    num_kv_heads, num_keys, _ = keys_KUD.shape
+    num_kv_heads, num_keys, width = keys_KUD.shape
     group, num_splits = num_heads // num_kv_heads, num_keys // SPLIT
     rows = group * TILE_QUERIES
 
-    # 1. the tile, grouped by kv head and repeated for each split: [K * N, G * Q, D]
-    tile = torch.zeros(num_kv_heads, group, TILE_QUERIES, head_size)
-    tile[:, :, :num_queries] = query_THD.view(num_queries, num_kv_heads, group, head_size).permute(1, 2, 0, 3)
-    tile = tile.view(num_kv_heads, 1, rows, head_size).expand(-1, num_splits, -1, -1).reshape(-1, rows, head_size)
+    # 1. the tile, grouped by kv head and repeated for each split: [K * N, G * Q, D or more]
+    tile = torch.zeros(num_kv_heads, group, TILE_QUERIES, width)
+    tile[:, :, :num_queries, :head_size] = query_THD.view(num_queries, num_kv_heads, group, head_size).permute(
+        1, 2, 0, 3
+    )
+    tile = tile.view(num_kv_heads, 1, rows, width).expand(-1, num_splits, -1, -1).reshape(-1, rows, width)
 
     # 2. scores [K, N, G, Q, S], what a query may not see at minus infinity
-    keys = keys_KUD.reshape(-1, SPLIT, head_size)
+    keys = keys_KUD.reshape(-1, SPLIT, width)
     tile_scores = torch.bmm(tile, keys.transpose(1, 2))
     visible = tile_scores.view(num_kv_heads, num_splits, group, TILE_QUERIES, SPLIT)[:, :, :, :num_queries]
     _score(visible, position, scores)
@@ -122,8 +129,8 @@ def attend(query_THD: Tensor, keys_KUD: Tensor, values_KUD: Tensor, position: in
     total = sum_in_order(visible.sub_(largest).exp_().sum(-1))
     if scores.sinks is not None:
         total = total + _of_sinks(scores.sinks, largest)
-    partial = torch.bmm(tile_scores, values_KUD.reshape(-1, SPLIT, head_size))
-    partial = partial.view(num_kv_heads, num_splits, group, TILE_QUERIES, head_size)[:, :, :, :num_queries]
+    partial = torch.bmm(tile_scores, values_KUD.reshape(-1, SPLIT, width))
+    partial = partial.view(num_kv_heads, num_splits, group, TILE_QUERIES, width)[:, :, :, :num_queries, :head_size]
     out = sum_in_order(partial).div_(total.unsqueeze(-1))
     return out.permute(2, 0, 1, 3).reshape(num_queries, num_heads, head_size)
 

@@ -31,7 +31,8 @@ def select_tokens(
     """See `Ops.select_tokens`."""
     selected = torch.full((query.shape[0], num_selected), -1, dtype=torch.int32)
     for index, tokens, first in _sequences(metadata):
-        context = gather(kv_cache, metadata, index, 0, 0, first + len(tokens))[0, 0, :, head_size - query.shape[2] :]
+        context = gather(kv_cache, metadata, index, 0, 0, first + len(tokens))
+        context = context[0, 0, :, head_size - query.shape[2] : head_size]
         for position, token in enumerate(tokens, first):
             if position < num_selected:
                 selected[token, : position + 1] = torch.arange(position + 1)
@@ -58,7 +59,7 @@ def selected_attention(
         context = gather(kv_cache, metadata, index, 0, 0, first + len(tokens))
         for position, token in enumerate(tokens, first):
             count = min(position + 1, selected.shape[1])
-            chosen = context.new_zeros(2, 1, cdiv(count, SPLIT) * SPLIT, query.shape[2])
+            chosen = context.new_zeros(2, 1, cdiv(count, SPLIT) * SPLIT, context.shape[3])
             chosen[:, :, :count] = context[:, :, selected[token, :count].long()]
             row = attend(query[token].unsqueeze(0), chosen[0], chosen[1], count - 1, Scores(scale=scale))
             out[token] = row.flatten()
