@@ -379,7 +379,7 @@ TEST(a_mixture_that_cannot_be_is_refused) {
   refuses("no scales", [&] { c.experts[1].gate_up.format = QR_INT8; });
   refuses("more choices than experts", [&] { c.routing.num_chosen = 5; });
   refuses("no choice", [&] { c.routing.num_chosen = 0; });
-  refuses("scores", [&] { c.routing.scores = 4; });
+  refuses("scores", [&] { c.routing.scores = QR_SQRT_SOFTPLUS + 1; });
   refuses("groups that do not divide", [&] { c.routing.groups = 3; });
   refuses("groups too few for the choices", [&] {
     c.routing.groups = 4;
