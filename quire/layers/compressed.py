@@ -157,10 +157,7 @@ class EntryIndexer:
 def _check_supported(arch: ModelArch, ctx: LayerContext) -> None:
     """Raises: ConfigError where the ops lack what it needs, or the model would be split."""
     if ctx.ops.name == "triton":
-        raise ConfigError(
-            f"{arch.source}: attention over compressed entries is what the triton ops do not have yet; "
-            "give device='cpu'"
-        )
+        raise ConfigError(f"{arch.source}: the triton ops do not have compressed attention yet; give device='cpu'")
     if ctx.parallel.tp.size > 1:
         raise ConfigError(f"{arch.source}: compressed attention is not split between processes. Use one process.")
 

@@ -107,8 +107,8 @@ class MixtureOfExperts:
             )
         if (spec.has_token_table or spec.routing.scores is Scores.SQRT_SOFTPLUS) and ctx.ops.name == "triton":
             raise ConfigError(
-                f"{arch.source}: experts that a table names, or that the square root of a softplus weighs, are what "
-                "the triton ops do not have yet; give device='cpu'"
+                f"{arch.source}: the triton ops do not have experts chosen by token id, or scores of sqrt(softplus), "
+                "yet; give device='cpu'"
             )
         blocks = [ctx, *map(ctx.beside, BLOCKS)]
         ctx = next((block for block in blocks if _router_name(block)), ctx)
