@@ -21,7 +21,7 @@ from benchmarks.ops import Case, read_bandwidth
 from quire.config.layers.experts import ClampedGate, Routing
 from quire.ops.backends import Op, implementation_of
 from quire.ops.cpu import library
-from quire.ops.cpu.gemm import gated_linear, linear
+from quire.ops.cpu.products.gemm import gated_linear, linear
 from quire.ops.cpu.runtime import memory
 from quire.ops.operands import ExpertWeights, LinearWeight, MixtureWeights
 from quire.ops.reference.experts import parts_of, route

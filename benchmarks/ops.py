@@ -31,7 +31,7 @@ from quire.attention.context import AttentionMetadata
 from quire.config.memory.weight_formats import BITS, BY_NAME, NESTED_BLOCK, Codes, Shift
 from quire.ops.backends import Op, implementation_of
 from quire.ops.cpu import library
-from quire.ops.cpu.gemm import linear_into
+from quire.ops.cpu.products.gemm import linear_into
 from quire.ops.cpu.runtime import memory
 from quire.ops.operands import (
     ConvWeights,

@@ -12,8 +12,8 @@ if not library.available():
 from quire.config.gguf.tensor_types import BY_NAME, QUANTIZED
 from quire.ops import reference
 from quire.ops.blocks import unpack_blocks
-from quire.ops.cpu.cache import embedding
-from quire.ops.cpu.quantized import pack_quantized
+from quire.ops.cpu.products.embedding import embedding
+from quire.ops.cpu.products.quantized import pack_quantized
 from quire.ops.operands import BlockRows, BlockTable, LinearWeight
 
 HALVES = {

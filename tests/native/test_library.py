@@ -18,8 +18,8 @@ from quire.ops.cpu import library
 if not library.available():
     pytest.skip(str(library.unavailable_reason()), allow_module_level=True)
 
-from quire.ops.cpu.gemm import linear
-from quire.ops.cpu.packing import pack_linear
+from quire.ops.cpu.products.gemm import linear
+from quire.ops.cpu.products.packing import pack_linear
 from quire.ops.operands import LinearWeight
 from tests.ops.implementations import rand
 
@@ -48,7 +48,8 @@ def test_a_lower_instruction_set_can_be_forced(isa: str) -> None:
 @pytest.mark.parametrize("isa", LOWER)
 def test_every_instruction_set_computes_the_same_within_rounding(isa: str) -> None:
     code = (
-        "import torch; from quire.ops.cpu.gemm import linear; from quire.ops.cpu.packing import pack_linear;"
+        "import torch; from quire.ops.cpu.products.gemm import linear;"
+        "from quire.ops.cpu.products.packing import pack_linear;"
         "from tests.ops.implementations import rand;"
         "out = linear(rand(5, 200, dtype=torch.bfloat16), pack_linear([rand(64, 200)], dtype=torch.bfloat16),"
         "             out_dtype=torch.float32);"
@@ -129,8 +130,8 @@ def test_threads_of_python_may_call_at_the_same_time(weight: LinearWeight) -> No
 
 def test_a_forked_child_computes() -> None:
     code = (
-        "import os, torch; from quire.ops.cpu.gemm import linear; from quire.ops.cpu import library;"
-        "from quire.ops.cpu.packing import pack_linear;"
+        "import os, torch; from quire.ops.cpu.products.gemm import linear; from quire.ops.cpu import library;"
+        "from quire.ops.cpu.products.packing import pack_linear;"
         "library.set_num_threads(2); w = pack_linear([torch.ones(512, 256)], dtype=torch.bfloat16);"
         "x = torch.ones(1, 256, dtype=torch.bfloat16); linear(x, w); pid = os.fork();"
         "ok = bool((linear(x, w) == 256).all());"

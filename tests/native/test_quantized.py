@@ -8,9 +8,9 @@ from quire.ops.cpu import library
 if not library.available():
     pytest.skip(str(library.unavailable_reason()), allow_module_level=True)
 
-from quire.ops.cpu.gemm import gated_linear, linear
 from quire.ops.cpu.library import check
-from quire.ops.cpu.quantized import FORMATS, pack_quantized, quantize_linear
+from quire.ops.cpu.products.gemm import gated_linear, linear
+from quire.ops.cpu.products.quantized import FORMATS, pack_quantized, quantize_linear
 from quire.ops.dequantize import dequantize
 from quire.ops.operands import LinearWeight, QuantizedRows
 from tests.ops.implementations import assert_close, rand

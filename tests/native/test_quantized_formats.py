@@ -15,8 +15,8 @@ if not library.available():
 
 from quire.config.memory.weight_formats import BITS, BY_NAME, NESTED_BLOCK, Codes, Shift, WeightFormat
 from quire.errors import ConfigError
-from quire.ops.cpu.gemm import gated_linear, linear
-from quire.ops.cpu.quantized import pack_quantized
+from quire.ops.cpu.products.gemm import gated_linear, linear
+from quire.ops.cpu.products.quantized import pack_quantized
 from quire.ops.cpu.runtime.graphs import Graphs
 from quire.ops.cpu.runtime.weights import words_of
 from quire.ops.dequantize import dequantize

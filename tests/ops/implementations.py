@@ -62,7 +62,7 @@ def native_route(logits: Tensor, routing: Routing, choice_bias: Tensor | None) -
     """`reference.experts.route` as the library does it; as that does it where there is no library."""
     if not library.available():
         return route(logits, routing, choice_bias)
-    from quire.ops.cpu import experts
+    from quire.ops.cpu.products import experts
 
     return experts.route(logits, routing, choice_bias)
 

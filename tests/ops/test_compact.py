@@ -16,13 +16,13 @@ pytestmark = pytest.mark.skipif(
 
 
 def packed(*parts: torch.Tensor) -> LinearWeight:
-    from quire.ops.cpu.packing import pack_linear
+    from quire.ops.cpu.products.packing import pack_linear
 
     return pack_linear(parts, dtype=torch.bfloat16)
 
 
 def plain(*parts: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> LinearWeight:
-    from quire.ops.cpu import packing
+    from quire.ops.cpu.products import packing
 
     with monkeypatch.context() as patch:
         patch.setattr(packing, "isa", lambda: "avx512")
@@ -38,7 +38,7 @@ def test_a_trained_weight_takes_three_quarters_of_the_memory(monkeypatch: pytest
 @pytest.mark.parametrize("sizes", [(256, 64, 40), (20, 44, 6, 2)], ids=["whole panels", "parts that meet inside"])
 @pytest.mark.parametrize("rows", [1, 7, 16, 32, 33, 200])
 def test_products_have_the_same_bits(rows: int, sizes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    from quire.ops.cpu.gemm import gated_linear, linear
+    from quire.ops.cpu.products.gemm import gated_linear, linear
 
     parts = [(torch.randn(size, 416) * 0.02).bfloat16() for size in sizes]
     compact, whole = packed(*parts), plain(*parts, monkeypatch=monkeypatch)
@@ -50,7 +50,7 @@ def test_products_have_the_same_bits(rows: int, sizes: tuple[int, ...], monkeypa
 
 
 def test_rows_of_a_tied_head_are_the_rows_of_the_weight() -> None:
-    from quire.ops.cpu.cache import embedding
+    from quire.ops.cpu.products.embedding import embedding
 
     weight = torch.randn(100, 64).bfloat16()
     weight[3, 5], weight[3, 6], weight[99, 63] = 0.0, 1e-30, 1e30
@@ -61,7 +61,7 @@ def test_rows_of_a_tied_head_are_the_rows_of_the_weight() -> None:
 
 def test_numbers_of_all_sizes_stay_plain() -> None:
     parts = [(torch.randn(64, 128) * 2.0 ** torch.randint(-40, 40, (64, 128))).bfloat16()]
-    from quire.ops.cpu.gemm import linear
+    from quire.ops.cpu.products.gemm import linear
 
     weight = packed(*parts)
     assert weight.tensors["packed"].dtype == torch.bfloat16

@@ -61,7 +61,7 @@ NESTED = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightFormat:
-    """One of the formats of `quire.ops.cpu.quantized`."""
+    """One of the formats of `quire.ops.cpu.products.quantized`."""
 
     codes: Codes
     group: int

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from types import MappingProxyType
 
-from quire.ops.cpu.attention import chunked_attention, paged_attention
-from quire.ops.cpu.attention_experts import expert_outputs, expert_queries
-from quire.ops.cpu.cache import allocate_kv_cache, copy_blocks, embedding, touch_blocks
-from quire.ops.cpu.compressed import (
+from quire.ops.cpu.attention.cache import allocate_kv_cache, copy_blocks, touch_blocks
+from quire.ops.cpu.attention.compressed import (
     compress,
     compressed_attention,
     read_streams,
@@ -18,6 +16,10 @@ from quire.ops.cpu.compressed import (
     sum_streams,
     write_streams,
 )
+from quire.ops.cpu.attention.latent import latent_qkv, latent_values
+from quire.ops.cpu.attention.paged import chunked_attention, paged_attention
+from quire.ops.cpu.attention.rotary import rope_and_cache
+from quire.ops.cpu.attention.selection import select_tokens, selected_attention
 from quire.ops.cpu.elementwise import (
     activate,
     clip,
@@ -29,19 +31,18 @@ from quire.ops.cpu.elementwise import (
     scale_tokens,
     soft_cap,
 )
-from quire.ops.cpu.experts import mixture_of_experts
-from quire.ops.cpu.gated_recurrence import gated_delta, lightning_attention, rg_lru
-from quire.ops.cpu.gemm import gated_linear, linear, linear_max
-from quire.ops.cpu.latent import latent_qkv, latent_values
 from quire.ops.cpu.norm import layer_norm, layer_norm_heads, rms_norm, rms_norm_columns
-from quire.ops.cpu.packing import pack_linear
-from quire.ops.cpu.quantized import pack_quantized, quantize_linear
-from quire.ops.cpu.rotary import rope_and_cache
+from quire.ops.cpu.products.attention_experts import expert_outputs, expert_queries
+from quire.ops.cpu.products.embedding import embedding
+from quire.ops.cpu.products.experts import mixture_of_experts
+from quire.ops.cpu.products.gemm import gated_linear, linear, linear_max
+from quire.ops.cpu.products.packing import pack_linear
+from quire.ops.cpu.products.quantized import pack_quantized, quantize_linear
+from quire.ops.cpu.recurrent.gated_recurrence import gated_delta, lightning_attention, rg_lru
+from quire.ops.cpu.recurrent.states import allocate_states, mamba, mamba2, short_conv
 from quire.ops.cpu.runtime.graphs import Graphs
 from quire.ops.cpu.runtime.memory import weights_together
 from quire.ops.cpu.sampling import allowed_max, apply_penalties, row_max, row_max_tensors, sample, top_logprobs
-from quire.ops.cpu.selection import select_tokens, selected_attention
-from quire.ops.cpu.states import allocate_states, mamba, mamba2, short_conv
 from quire.ops.cpu.streams import match_rms, mix_streams, multiply_columns, statistical_top_k
 
 OPS: MappingProxyType[str, Callable[..., object]] = MappingProxyType(

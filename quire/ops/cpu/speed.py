@@ -11,9 +11,9 @@ from collections.abc import Callable
 import torch
 
 from quire.ops.cpu import library
-from quire.ops.cpu.gemm import linear
-from quire.ops.cpu.packing import pack_linear
-from quire.ops.cpu.quantized import quantize_linear
+from quire.ops.cpu.products.gemm import linear
+from quire.ops.cpu.products.packing import pack_linear
+from quire.ops.cpu.products.quantized import quantize_linear
 from quire.ops.cpu.runtime import memory
 from quire.ops.operands import LinearWeight
 

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from quire.config.layers.experts import Routing
 from quire.ops.attention_experts import fill_outputs, fill_queries
-from quire.ops.cpu.experts import route
-from quire.ops.cpu.gemm import linear
+from quire.ops.cpu.products.experts import route
+from quire.ops.cpu.products.gemm import linear
 from quire.ops.cpu.runtime.calls import run_or_note
 from quire.ops.cpu.runtime.memory import empty
 from quire.ops.operands import AttentionExpertWeights

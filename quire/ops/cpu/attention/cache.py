@@ -1,4 +1,4 @@
-"""Pages of keys and values, and rows of tables; `csrc/cpu/cache.cpp`."""
+"""Pages of keys and values; `csrc/cpu/cache.cpp`."""
 
 from __future__ import annotations
 
@@ -8,11 +8,9 @@ import torch
 from torch import Tensor
 
 from quire.errors import ConfigError
-from quire.ops.cpu.blocks import rows_of_blocks
 from quire.ops.cpu.library import check, load, pointers
-from quire.ops.cpu.runtime.dtypes import CACHE_DTYPES, COMPACT, SCALED_DTYPES, WEIGHT_DTYPES
-from quire.ops.cpu.runtime.memory import empty, zeros
-from quire.ops.operands import BlockTable, LinearWeight
+from quire.ops.cpu.runtime.dtypes import CACHE_DTYPES, SCALED_DTYPES
+from quire.ops.cpu.runtime.memory import zeros
 
 lib = load()
 SLACK = 128
@@ -68,37 +66,3 @@ def touch_blocks(kv_cache: Tensor, begin: int, end: int) -> None:
     for half in range(2):
         first = kv_cache.data_ptr() + (half * kv_cache.stride(0) + begin * kv_cache.stride(1)) * size
         check(lib.qr_touch(first, (end - begin) * kv_cache.stride(1) * size))
-
-
-def embedding(token_ids: Tensor, table: Tensor | LinearWeight | BlockTable) -> Tensor:
-    """See `Ops.embedding`."""
-    if isinstance(table, BlockTable):
-        return rows_of_blocks(token_ids, table)
-    rows = token_ids.shape[0]
-    if isinstance(table, LinearWeight):
-        packed = table.tensors["packed"]
-        out = empty((rows, table.in_features), torch.bfloat16 if packed.dtype == COMPACT else packed.dtype)
-        check(
-            lib.qr_packed_rows(
-                out.data_ptr(),
-                packed.data_ptr(),
-                WEIGHT_DTYPES[packed.dtype],
-                table.out_features,
-                table.in_features,
-                token_ids.data_ptr(),
-                rows,
-            )
-        )
-        return out
-    out = empty((rows, table.shape[1]), table.dtype)
-    check(
-        lib.qr_embedding(
-            out.data_ptr(),
-            table.data_ptr(),
-            table.stride(0) * table.element_size(),
-            table.shape[0],
-            token_ids.data_ptr(),
-            rows,
-        )
-    )
-    return out

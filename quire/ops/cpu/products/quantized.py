@@ -19,9 +19,9 @@ from quire.config.gguf.tensor_types import QUANTIZED
 from quire.config.memory.weight_formats import NESTED_BLOCK, Codes, Shift, WeightFormat, native_format
 from quire.errors import ConfigError
 from quire.ops.blocks import LEVELS, unpack_blocks
-from quire.ops.cpu.blocks import pack_blocks, range_of_blocks
 from quire.ops.cpu.library import UNSUPPORTED, check, load
-from quire.ops.cpu.packing import pack_linear
+from quire.ops.cpu.products.blocks import pack_blocks, range_of_blocks
+from quire.ops.cpu.products.packing import pack_linear
 from quire.ops.cpu.runtime.dtypes import ACTIVATIONS, DTYPES
 from quire.ops.cpu.runtime.memory import empty, weight_zeros
 from quire.ops.cpu.runtime.rows import readable_rows

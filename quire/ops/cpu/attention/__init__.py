@@ -1,0 +1,1 @@
+"""Attention, the rotation of heads and the caches that they read."""

@@ -1,0 +1,1 @@
+"""Layers that keep a state: convolutions, Mamba, the delta rule and its kin."""
