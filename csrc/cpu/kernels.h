@@ -220,6 +220,27 @@ struct IndexPiece {
 
 using IndexFn = void (*)(const IndexArgs& args, const IndexPiece& piece);
 
+// Streams of tokens, read: out = the sum over them of (sigmoid + eps) * stream; see qr_read_streams.
+struct HyperArgs {
+  void* out;       // [tokens, size]
+  float* writing;  // [tokens, count (1 + count)], or null
+  const void* streams;
+  int32_t dtype;
+  const float* products;  // [tokens, count (2 + count)], without writing [tokens, count]
+  const float *scale, *base;
+  int64_t count, size;
+  float eps, norm_eps;
+  int64_t iterations;
+};
+struct StreamWriteArgs {
+  void* out;
+  const void* streams;
+  int32_t dtype;
+  const void* added;  // [tokens, size]
+  const float* writing;
+  int64_t count, size;
+};
+
 // Channels and tokens that one piece of a convolution takes: long stretches of few rows, which prefetchers follow.
 constexpr int64_t kConvChannels = 256;
 constexpr int64_t kConvTokens = 32;
@@ -412,6 +433,8 @@ struct Kernels {
   // What a product's own end does not compute: halves that do not fall on panels, gates that are not plain. up may be
   // null.
   void (*gate)(void* out, int32_t out_dtype, const float* gate, const float* up, int64_t n, const Gating& gating);
+  void (*read_streams)(const HyperArgs& args, int64_t begin, int64_t end);  // of tokens
+  void (*write_streams)(const StreamWriteArgs& args, int64_t begin, int64_t end);
   void (*causal_conv)(const ConvArgs& args, const ConvPiece& piece);
   void (*mamba_derived)(const DerivedArgs& args, int64_t row_begin, int64_t row_end);
   void (*mamba_scan)(const MambaArgs& args, const ScanPiece& piece);

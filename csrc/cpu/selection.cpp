@@ -7,81 +7,14 @@
 #include <atomic>
 #include <cmath>
 #include <cstring>
-#include <limits>
 
 #include "arguments.h"
 #include "kernels/cache.h"
-#include "threads.h"
+#include "steps.h"
 
 using namespace qr;
 
 namespace {
-
-// Positions that one piece scores, and bytes of scores, or of gathered pages, that a wave of tokens takes together.
-constexpr int64_t kPiecePositions = 1024;
-constexpr int64_t kWaveBytes = int64_t(1) << 23;
-
-// The sequences of a step, as the ops are given them.
-struct Steps {
-  const int32_t *query_start, *seq_lens;
-  int64_t sequences;
-  const int32_t* block_tables;
-  int64_t table_stride, block_size, num_blocks;
-
-  int64_t tokens() const { return query_start[sequences]; }
-  int64_t count(int64_t sequence) const { return int64_t(query_start[sequence + 1]) - query_start[sequence]; }
-  int64_t first_position(int64_t sequence) const { return seq_lens[sequence] - count(sequence); }
-  const int32_t* blocks(int64_t sequence) const { return block_tables + sequence * table_stride; }
-  // Of its tokens, the first ones, which see no more than `most` positions.
-  int64_t count_whole(int64_t sequence, int64_t most) const {
-    return std::clamp(most - first_position(sequence), int64_t(0), count(sequence));
-  }
-
-  bool are_valid() const {
-    if (query_start[0] != 0) return false;
-    for (int64_t r = 0; r < sequences; ++r) {
-      const int64_t pages = divide_up(seq_lens[r], block_size);
-      if (count(r) < 0 || count(r) > seq_lens[r] || pages > table_stride) return false;
-      for (int64_t i = 0; i < pages; ++i)
-        if (blocks(r)[i] < 0 || blocks(r)[i] >= num_blocks) return false;
-    }
-    return true;
-  }
-};
-
-// A token that chooses, or attends to what it has chosen.
-struct Token {
-  int64_t index, sequence, position;
-};
-
-// Calls run(tokens, count) with all tokens that see more than `most` positions, no more than `together` at a time.
-template <class Run>
-int32_t each_wave(const Steps& steps, int64_t most, int64_t together, const Run& run) {
-  auto* tokens = static_cast<Token*>(scratch(5, together * int64_t(sizeof(Token))));
-  if (tokens == nullptr) return QR_ENOMEM;
-  int64_t count = 0;
-  for (int64_t r = 0; r < steps.sequences; ++r)
-    for (int64_t i = steps.count_whole(r, most); i < steps.count(r); ++i) {
-      tokens[count++] = Token{steps.query_start[r] + i, r, steps.first_position(r) + i};
-      if (count < together) continue;
-      if (const int32_t status = run(tokens, count); status != QR_OK) return status;
-      count = 0;
-    }
-  return count == 0 ? QR_OK : run(tokens, count);
-}
-
-// The positions of the `most` highest of `count` scores, ascending; of equal ones the first. NaN is the lowest.
-void choose(int32_t* selected, int64_t most, float* scores, int64_t count, float* sorted) {
-  for (int64_t i = 0; i < count; ++i) {
-    if (std::isnan(scores[i])) scores[i] = -std::numeric_limits<float>::infinity();
-    sorted[i] = scores[i];
-  }
-  std::nth_element(sorted, sorted + most - 1, sorted + count, [](float a, float b) { return a > b; });
-  const float least = sorted[most - 1];
-  int64_t equal = most - std::count_if(sorted, sorted + most, [&](float score) { return score > least; });
-  for (int32_t position = 0; position < count; ++position)
-    if (scores[position] > least || (scores[position] == least && equal-- > 0)) *selected++ = position;
-}
 
 // Copies slots of one page's worth of chosen positions; see kernels/cache.h for the layouts.
 struct Gather {

@@ -20,7 +20,7 @@ extern "C" {
 #endif
 
 #define QR_API __attribute__((visibility("default")))
-#define QR_ABI_VERSION 15
+#define QR_ABI_VERSION 16
 
 enum {
   QR_OK = 0,
@@ -366,6 +366,45 @@ QR_API int32_t qr_selected_attention(void* out, const void* query, int32_t dtype
                                      int64_t sequences, const int32_t* block_tables, int64_t table_stride,
                                      const int32_t* selected, int64_t num_selected, int64_t heads, int64_t head_size,
                                      float scale);
+
+/* ---- attention over the last tokens and over entries (compressed.cpp), and streams (hyper.cpp) ----
+ *
+ * A cache of rows is [2 halves][num_blocks][rows_of_block][width], blocks `block` elements apart; a row has 2 * width
+ * elements. Row i of a sequence is of its tokens from i * rate on, and a block of block_size = rows_of_block * rate tokens. */
+
+/* As qr_select_tokens, of entries: a token at position p sees the first (p + 1) / rate. A key is the last `size` of the
+ * row_size elements of an entry. */
+QR_API int32_t qr_select_entries(int32_t* selected, int64_t num_selected, const void* query, int32_t dtype,
+                                 const float* weights, int64_t heads, int64_t size, int64_t row_size,
+                                 const void* entries, int32_t entries_dtype, int64_t num_blocks, int64_t rows_of_block,
+                                 int64_t width, int64_t block, const int32_t* block_tables, int64_t table_stride,
+                                 int64_t block_size, const int32_t* query_start, const int32_t* seq_lens,
+                                 int64_t sequences, int64_t rate);
+
+/* out[tokens, heads, head_size], of dtype: attention over the last `window` tokens, whose rows are `last` (of rate 1), and
+ * over those entries that `selected` [tokens, num_selected] names, or without it all that a token sees; entries may be
+ * null. The first head_size elements of a row are key and value. sinks as in qr_paged_attention, of every head. */
+QR_API int32_t qr_compressed_attention(void* out, const void* query, int32_t dtype, const float* sinks,
+                                       const void* last, int32_t cache_dtype, int64_t num_blocks, int64_t rows_of_block,
+                                       int64_t width, int64_t block, const int32_t* block_tables, int64_t table_stride,
+                                       int64_t block_size, const void* entries, int64_t entry_blocks,
+                                       int64_t entries_of_block, int64_t entry_width, int64_t entry_block,
+                                       const int32_t* entry_tables, int64_t entry_table_stride,
+                                       int64_t entry_block_size, const int32_t* query_start, const int32_t* seq_lens,
+                                       int64_t sequences, const int32_t* selected, int64_t num_selected, int64_t heads,
+                                       int64_t head_size, float scale, int64_t window, int64_t rate);
+
+/* out[tokens, size] from streams[tokens, count, size]. With m = products / rms(streams) * scale + base, the sum over
+ * streams of (sigmoid(m[stream]) + eps) * stream. writing[tokens, count (1 + count)] (may be null, products are [tokens,
+ * count] then, else [tokens, count (2 + count)]): 2 sigmoid(m[count + stream]), and the matrix of the others: softmax of
+ * its rows + eps, columns divided by their sums + eps, and so rows and columns iterations - 1 times more. */
+QR_API int32_t qr_read_streams(void* out, float* writing, const void* streams, int32_t dtype, const float* products,
+                               const float* scale, const float* base, int64_t tokens, int64_t count, int64_t size,
+                               float eps, float norm_eps, int64_t iterations);
+
+/* out[tokens, count, size]: writing[k] * added + the sum over j of matrix[j, k] * stream j, for each stream k. */
+QR_API int32_t qr_write_streams(void* out, const void* streams, int32_t dtype, const void* added, const float* writing,
+                                int64_t tokens, int64_t count, int64_t size);
 
 /* Within each cache, copy block pairs[2 i] to pairs[2 i + 1], in order. block_bytes: of one half (keys or values). */
 QR_API int32_t qr_copy_blocks(void* const* caches, int64_t num_caches, int64_t num_blocks, int64_t block_bytes,

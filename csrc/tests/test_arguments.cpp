@@ -177,6 +177,29 @@ const Call kCalls[] = {
                                     as<int32_t>(p[3]), as<int32_t>(p[4]), s[4], as<int32_t>(p[5]), s[5],
                                     as<int32_t>(p[6]), s[6], s[7], s[8], 0.1f);
      }},
+    {"qr_select_entries", {8, 2, 16, 16, 8, 4, 8, 32, 2, 16, 4, 4}, {false, false, false, false, false, false, false},
+     [](P p, S s) {
+       return qr_select_entries(as<int32_t>(p[0]), s[0], p[1], QR_FLOAT32, as<float>(p[2]), s[1], s[2], s[3], p[3],
+                                QR_FLOAT32, s[4], s[5], s[6], s[7], as<int32_t>(p[4]), s[8], s[9], as<int32_t>(p[5]),
+                                as<int32_t>(p[6]), s[10], s[11]);
+     }},
+    {"qr_compressed_attention", {8, 16, 8, 128, 2, 16, 8, 4, 8, 32, 2, 16, 4, 8, 2, 16, 8, 4},
+     {false, false, false, false, false, true, true, false, false, true},
+     [](P p, S s) {
+       return qr_compressed_attention(p[0], p[1], QR_FLOAT32, as<float>(p[2]), p[3], QR_FLOAT32, s[0], s[1], s[2], s[3],
+                                      as<int32_t>(p[4]), s[4], s[5], p[5], s[6], s[7], s[8], s[9], as<int32_t>(p[6]),
+                                      s[10], s[11], as<int32_t>(p[7]), as<int32_t>(p[8]), s[12], as<int32_t>(p[9]),
+                                      s[13], s[14], s[15], 0.1f, s[16], s[17]);
+     }},
+    {"qr_read_streams", {2, 4, 64, 3}, {false, true, false, false, false, false},
+     [](P p, S s) {
+       return qr_read_streams(p[0], as<float>(p[1]), p[2], QR_FLOAT32, as<float>(p[3]), as<float>(p[4]),
+                              as<float>(p[5]), s[0], s[1], s[2], 1e-6f, 1e-6f, s[3]);
+     }},
+    {"qr_write_streams", {2, 4, 64}, {false, false, false, false},
+     [](P p, S s) {
+       return qr_write_streams(p[0], p[1], QR_FLOAT32, p[2], as<float>(p[3]), s[0], s[1], s[2]);
+     }},
     {"qr_causal_conv", {96, 8, 32, 32, 4, 4, 512, 2}, {true, false, false, true, true, false, true, false, false, false, false},
      [](P p, S s) {
        return qr_causal_conv(as<float>(p[0]), p[1], p[2], p[3], p[4], QR_FLOAT32, s[0], as<float>(p[5]),

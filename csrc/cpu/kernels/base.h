@@ -6,6 +6,7 @@
 #include "elementwise.h"
 #include "gated_recurrence.h"
 #include "gemm/gemm.h"
+#include "hyper.h"
 #include "quantized/gemm_float8.h"
 #include "quantized/gemm_quantized.h"
 #include "norm.h"
@@ -43,6 +44,8 @@ void fill_base(Kernels& kernels) {
   kernels.index_scores[QR_FLOAT16] = index_scores<Fp16>;
   kernels.index_scores[QR_CACHE_INT8] = index_scores<int8_t>;
   kernels.index_scores[QR_CACHE_FLOAT8] = index_scores<Float8>;
+  kernels.read_streams = read_streams;
+  kernels.write_streams = write_streams;
   kernels.causal_conv = causal_conv;
   kernels.mamba_derived = mamba_derived;
   kernels.mamba_scan = mamba_scan;

@@ -1,4 +1,7 @@
-"""Compressed attention and hyper-connections, which the library has nothing for: plain torch on one thread."""
+"""Compressed attention and hyper-connections; `csrc/cpu/compressed.cpp`, `csrc/cpu/hyper.cpp`.
+
+What writes rows and entries, and rotates, is plain torch on one thread.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,13 @@ import torch
 from torch import Tensor
 
 from quire.ops import compressed as plain
-from quire.ops import hyper
+from quire.ops.cpu.library import check, load
 from quire.ops.cpu.runtime.calls import run_or_note
+from quire.ops.cpu.runtime.dtypes import CACHE_DTYPES, DTYPES
 from quire.ops.cpu.runtime.memory import empty
 from quire.ops.operands import CompressorWeights, HyperWeights, RowCache
+
+lib = load()
 
 
 def rotate_last(x: Tensor, positions: Tensor, cos_sin: Tensor, *, backward: bool = False) -> None:
@@ -35,8 +41,25 @@ def compress(tail: RowCache, entries: RowCache, weights: CompressorWeights, cos_
 
 def select_entries(query: Tensor, weights: Tensor, entries: RowCache, *, rate: int, num_selected: int) -> Tensor:
     """See `Ops.select_entries`."""
-    selected = empty((query.shape[0], num_selected), torch.int32)
-    run_or_note(partial(plain.fill_selected, entries=entries, rate=rate), selected, query, weights)
+    tokens, heads, size = query.shape
+    selected = empty((tokens, num_selected), torch.int32)
+    check(
+        lib.qr_select_entries(
+            selected.data_ptr(),
+            num_selected,
+            query.data_ptr(),
+            DTYPES[query.dtype],
+            weights.data_ptr(),
+            heads,
+            size,
+            entries.size,
+            entries.rows.data_ptr(),
+            CACHE_DTYPES[entries.rows.dtype],
+            *_rows(entries),
+            *_sequences(entries),
+            rate,
+        )
+    )
     return selected
 
 
@@ -52,29 +75,95 @@ def compressed_attention(
     rate: int = 1,
 ) -> Tensor:
     """See `Ops.compressed_attention`."""
-    out = empty((query.shape[0], query.shape[1] * query.shape[2]), query.dtype)
-    given = partial(plain.fill_attended, last=last, entries=entries, scale=scale, window=window, rate=rate)
-    run_or_note(given, out, query, sinks, selected)
+    tokens, heads, head_size = query.shape
+    out = empty((tokens, heads * head_size), query.dtype)
+    check(
+        lib.qr_compressed_attention(
+            out.data_ptr(),
+            query.data_ptr(),
+            DTYPES[query.dtype],
+            sinks.data_ptr(),
+            last.rows.data_ptr(),
+            CACHE_DTYPES[last.rows.dtype],
+            *_rows(last),
+            *((None, 0, 0, 0, 0, None, 0, 0) if entries is None else (entries.rows.data_ptr(), *_rows(entries))),
+            *_sequences(last),
+            None if selected is None else selected.data_ptr(),
+            0 if selected is None else selected.shape[1],
+            heads,
+            head_size,
+            scale,
+            window,
+            rate,
+        )
+    )
     return out
+
+
+def _rows(cache: RowCache) -> tuple[int, ...]:
+    """How a cache's rows lie, and where those of the sequences are."""
+    _, num_blocks, _, count, width = cache.rows.shape
+    tables = cache.metadata.block_tables
+    assert cache.rows.stride(0) == num_blocks * cache.rows.stride(1), "halves follow each other"
+    return (
+        *(num_blocks, count, width, cache.rows.stride(1)),
+        *(tables.data_ptr(), tables.stride(0), cache.metadata.block_size),
+    )
+
+
+def _sequences(cache: RowCache) -> tuple[int, ...]:
+    metadata = cache.metadata
+    return metadata.query_start.data_ptr(), metadata.seq_lens.data_ptr(), metadata.seq_lens.shape[0]
 
 
 def read_streams(streams: Tensor, products: Tensor, weights: HyperWeights) -> tuple[Tensor, Tensor]:
     """See `Ops.read_streams`."""
-    read = empty((streams.shape[0], streams.shape[1] // weights.count), streams.dtype)
     writing = empty((streams.shape[0], weights.num_written), torch.float32)
-    run_or_note(partial(hyper.fill_read, weights=weights), read, writing, streams, products)
-    return read, writing
+    return _read(streams, products, weights, writing), writing
 
 
 def sum_streams(streams: Tensor, products: Tensor, weights: HyperWeights) -> Tensor:
     """See `Ops.sum_streams`."""
-    read = empty((streams.shape[0], streams.shape[1] // weights.count), streams.dtype)
-    run_or_note(partial(hyper.fill_read, weights=weights), read, None, streams, products)
+    return _read(streams, products, weights, None)
+
+
+def _read(streams: Tensor, products: Tensor, weights: HyperWeights, writing: Tensor | None) -> Tensor:
+    tokens, size = streams.shape[0], streams.shape[1] // weights.count
+    read = empty((tokens, size), streams.dtype)
+    check(
+        lib.qr_read_streams(
+            read.data_ptr(),
+            None if writing is None else writing.data_ptr(),
+            streams.data_ptr(),
+            DTYPES[streams.dtype],
+            products.data_ptr(),
+            weights.scale.data_ptr(),
+            weights.base.data_ptr(),
+            tokens,
+            weights.count,
+            size,
+            weights.eps,
+            weights.norm_eps,
+            weights.iterations,
+        )
+    )
     return read
 
 
 def write_streams(streams: Tensor, out: Tensor, writing: Tensor) -> Tensor:
     """See `Ops.write_streams`."""
+    tokens, size = out.shape
     written = empty(streams.shape, streams.dtype)
-    run_or_note(hyper.fill_written, written, streams, out, writing)
+    check(
+        lib.qr_write_streams(
+            written.data_ptr(),
+            streams.data_ptr(),
+            DTYPES[streams.dtype],
+            out.data_ptr(),
+            writing.data_ptr(),
+            tokens,
+            streams.shape[1] // size,
+            size,
+        )
+    )
     return written
