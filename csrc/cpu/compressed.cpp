@@ -15,6 +15,8 @@ namespace {
 
 // Slots of a page of a token's own, whose count is a matter of taste: softmaxes are taken of kSplitTokens anyway.
 constexpr int64_t kOwnSlots = 128;
+// Features that one piece rotates, at least.
+constexpr int64_t kRotated = 4096;
 
 // A cache of rows, and where those of the step's sequences are.
 struct Rows {
@@ -168,6 +170,46 @@ struct Keys {
 }  // namespace
 
 extern "C" {
+
+int32_t qr_rotate_last(void* x, int32_t dtype, const int64_t* positions, const float* cos_sin, int64_t num_positions,
+                       int64_t tokens, int64_t heads, int64_t size, int64_t rotated, int32_t backward) {
+  if (kernels() == nullptr) return QR_ESTATE;
+  if (!is_dtype(dtype) || heads <= 0 || rotated <= 0 || rotated % 2 != 0 || rotated > size || backward < 0 ||
+      backward > 1 || !are_sizes(tokens, heads, size) || !are_sizes(num_positions, rotated))
+    return QR_EINVAL;
+  if (tokens == 0) return QR_OK;
+  if (!are_there(x, positions, cos_sin)) return QR_EINVAL;
+  for (int64_t i = 0; i < tokens; ++i)
+    if (positions[i] < 0 || positions[i] >= num_positions) return QR_EINVAL;
+  const RotateArgs args{x, dtype, positions, cos_sin, heads, size, rotated, backward != 0};
+  const int64_t each = divide_up(kRotated, heads * rotated);
+  parallel_for(divide_up(tokens, each), [&](int64_t piece) {
+    kernels()->rotate_last(args, piece * each, std::min(piece * each + each, tokens));
+  });
+  return QR_OK;
+}
+
+int32_t qr_store_rows(void* cache, int32_t dtype, int64_t num_blocks, int64_t rows_of_block, int64_t width,
+                      int64_t block, const void* rows, int64_t row_size, const int64_t* slots, int64_t tokens) {
+  if (!is_dtype(dtype) || rows_of_block <= 0 || width <= 0 || !are_sizes(rows_of_block, width) ||
+      !are_blocks(num_blocks, 1, rows_of_block * width, block) || row_size > 2 * width || row_size < 2 * width - 1 ||
+      !are_sizes(tokens, row_size))
+    return QR_EINVAL;
+  if (tokens == 0) return QR_OK;
+  if (!are_there(cache, rows, slots)) return QR_EINVAL;
+  for (int64_t i = 0; i < tokens; ++i)
+    if (slots[i] < 0 || slots[i] / rows_of_block >= num_blocks) return QR_EINVAL;
+  const int64_t size = bytes_of(dtype), rest = row_size - width;
+  for (int64_t i = 0; i < tokens; ++i) {
+    const char* in = static_cast<const char*>(rows) + i * row_size * size;
+    const int64_t at = slots[i] / rows_of_block * block + slots[i] % rows_of_block * width;
+    char *first = static_cast<char*>(cache) + at * size, *second = first + num_blocks * block * size;
+    std::memcpy(first, in, size_t(width * size));
+    std::memcpy(second, in + width * size, size_t(rest * size));
+    std::memset(second + rest * size, 0, size_t((width - rest) * size));
+  }
+  return QR_OK;
+}
 
 int32_t qr_select_entries(int32_t* selected, int64_t num_selected, const void* query, int32_t dtype,
                           const float* weights, int64_t heads, int64_t size, int64_t row_size, const void* entries,

@@ -220,6 +220,16 @@ struct IndexPiece {
 
 using IndexFn = void (*)(const IndexArgs& args, const IndexPiece& piece);
 
+// The last `rotated` features of each head, pairs of neighbours, turned by the token's position; see qr_rotate_last.
+struct RotateArgs {
+  void* x;  // [tokens, heads, size]
+  int32_t dtype;
+  const int64_t* positions;
+  const float* cos_sin;  // [positions, rotated], cosines first
+  int64_t heads, size, rotated;
+  bool backward;
+};
+
 // Streams of tokens, read: out = the sum over them of (sigmoid + eps) * stream; see qr_read_streams.
 struct HyperArgs {
   void* out;       // [tokens, size]
@@ -433,6 +443,7 @@ struct Kernels {
   // What a product's own end does not compute: halves that do not fall on panels, gates that are not plain. up may be
   // null.
   void (*gate)(void* out, int32_t out_dtype, const float* gate, const float* up, int64_t n, const Gating& gating);
+  void (*rotate_last)(const RotateArgs& args, int64_t begin, int64_t end);   // of tokens
   void (*read_streams)(const HyperArgs& args, int64_t begin, int64_t end);  // of tokens
   void (*write_streams)(const StreamWriteArgs& args, int64_t begin, int64_t end);
   void (*causal_conv)(const ConvArgs& args, const ConvPiece& piece);

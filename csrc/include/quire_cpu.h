@@ -372,6 +372,17 @@ QR_API int32_t qr_selected_attention(void* out, const void* query, int32_t dtype
  * A cache of rows is [2 halves][num_blocks][rows_of_block][width], blocks `block` elements apart; a row has 2 * width
  * elements. Row i of a sequence is of its tokens from i * rate on, and a block of block_size = rows_of_block * rate tokens. */
 
+/* Turn the last `rotated` features of each head of x[tokens, heads, size], pairs of neighbours, by the position; the other
+ * way round backward (1). cos_sin[num_positions, rotated]: cosines, then sines. */
+QR_API int32_t qr_rotate_last(void* x, int32_t dtype, const int64_t* positions, const float* cos_sin,
+                              int64_t num_positions, int64_t tokens, int64_t heads, int64_t size, int64_t rotated,
+                              int32_t backward);
+
+/* Write rows[tokens, row_size], of 2 * width elements or one less, which is zero then, to slots[tokens]: block *
+ * rows_of_block + row. */
+QR_API int32_t qr_store_rows(void* cache, int32_t dtype, int64_t num_blocks, int64_t rows_of_block, int64_t width,
+                             int64_t block, const void* rows, int64_t row_size, const int64_t* slots, int64_t tokens);
+
 /* As qr_select_tokens, of entries: a token at position p sees the first (p + 1) / rate. A key is the last `size` of the
  * row_size elements of an entry. */
 QR_API int32_t qr_select_entries(int32_t* selected, int64_t num_selected, const void* query, int32_t dtype,

@@ -177,6 +177,14 @@ const Call kCalls[] = {
                                     as<int32_t>(p[3]), as<int32_t>(p[4]), s[4], as<int32_t>(p[5]), s[5],
                                     as<int32_t>(p[6]), s[6], s[7], s[8], 0.1f);
      }},
+    {"qr_rotate_last", {16, 4, 2, 32, 8}, {false, false, false},
+     [](P p, S s) {
+       return qr_rotate_last(p[0], QR_FLOAT32, as<int64_t>(p[1]), as<float>(p[2]), s[0], s[1], s[2], s[3], s[4], 0);
+     }},
+    {"qr_store_rows", {4, 8, 8, 64, 16, 2}, {false, false, false},
+     [](P p, S s) {
+       return qr_store_rows(p[0], QR_FLOAT32, s[0], s[1], s[2], s[3], p[1], s[4], as<int64_t>(p[2]), s[5]);
+     }},
     {"qr_select_entries", {8, 2, 16, 16, 8, 4, 8, 32, 2, 16, 4, 4}, {false, false, false, false, false, false, false},
      [](P p, S s) {
        return qr_select_entries(as<int32_t>(p[0]), s[0], p[1], QR_FLOAT32, as<float>(p[2]), s[1], s[2], s[3], p[3],

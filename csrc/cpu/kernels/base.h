@@ -44,6 +44,7 @@ void fill_base(Kernels& kernels) {
   kernels.index_scores[QR_FLOAT16] = index_scores<Fp16>;
   kernels.index_scores[QR_CACHE_INT8] = index_scores<int8_t>;
   kernels.index_scores[QR_CACHE_FLOAT8] = index_scores<Float8>;
+  kernels.rotate_last = rotate_last;
   kernels.read_streams = read_streams;
   kernels.write_streams = write_streams;
   kernels.causal_conv = causal_conv;

@@ -240,5 +240,31 @@ void rope_and_cache(const RopeArgs& args, int64_t begin, int64_t end) {
     rope_tokens<Fp16>(args, begin, end);
 }
 
+template <class T>
+void rotate_last_of(const RotateArgs& args, int64_t token) {
+  const int64_t pairs = args.rotated / 2;
+  const float* cos = args.cos_sin + args.positions[token] * args.rotated;
+  const float* sin = cos + pairs;
+  const float sign = args.backward ? -1.0f : 1.0f;
+  T* x = static_cast<T*>(args.x) + token * args.heads * args.size + args.size - args.rotated;
+  for (int64_t head = 0; head < args.heads; ++head, x += args.size)
+    for (int64_t i = 0; i < pairs; ++i) {
+      const float even = to_float(x[2 * i]), odd = to_float(x[2 * i + 1]), turn = sign * sin[i];
+      x[2 * i] = from_float<T>(even * cos[i] - odd * turn);
+      x[2 * i + 1] = from_float<T>(odd * cos[i] + even * turn);
+    }
+}
+
+void rotate_last(const RotateArgs& args, int64_t begin, int64_t end) {
+  for (int64_t token = begin; token < end; ++token) {
+    if (args.dtype == QR_FLOAT32)
+      rotate_last_of<float>(args, token);
+    else if (args.dtype == QR_BFLOAT16)
+      rotate_last_of<Bf16>(args, token);
+    else
+      rotate_last_of<Fp16>(args, token);
+  }
+}
+
 }  // namespace
 }  // namespace qr

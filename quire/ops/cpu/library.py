@@ -86,6 +86,8 @@ SIGNATURES: Final[dict[str, tuple[Any, ...]]] = {
         *(I32, PTR, PTR, I32, PTR, I32, *(I64,) * 4),
         *(PTR, PTR, I64, PTR, I64, PTR, I64, I64, I64, F32),
     ),
+    "qr_rotate_last": (I32, PTR, I32, PTR, PTR, *(I64,) * 5, I32),
+    "qr_store_rows": (I32, PTR, I32, *(I64,) * 4, PTR, I64, PTR, I64),
     "qr_select_entries": (
         *(I32, PTR, I64, PTR, I32, PTR, I64, I64, I64, PTR, I32, *(I64,) * 4),
         *(PTR, I64, I64, PTR, PTR, I64, I64),

@@ -1,6 +1,6 @@
 """Compressed attention and hyper-connections; `csrc/cpu/compressed.cpp`, `csrc/cpu/hyper.cpp`.
 
-What writes rows and entries, and rotates, is plain torch on one thread.
+What writes entries is plain torch on one thread; so is attention of heads that no page holds.
 """
 
 from __future__ import annotations
@@ -18,20 +18,43 @@ from quire.ops.cpu.runtime.memory import empty
 from quire.ops.operands import CompressorWeights, HyperWeights, RowCache
 
 lib = load()
+MOST_HEAD = 1024
+"""Features of a slot in a page (`kernels/cache.h`)."""
 
 
 def rotate_last(x: Tensor, positions: Tensor, cos_sin: Tensor, *, backward: bool = False) -> None:
     """See `Ops.rotate_last`."""
-    run_or_note(partial(plain.rotate_last, backward=backward), x, positions, cos_sin)
+    tokens, heads, size = x.shape
+    check(
+        lib.qr_rotate_last(
+            *(x.data_ptr(), DTYPES[x.dtype], positions.data_ptr(), cos_sin.data_ptr(), cos_sin.shape[0]),
+            *(tokens, heads, size, cos_sin.shape[1], int(backward)),
+        )
+    )
 
 
 def store_rows(rows: Tensor, cache: Tensor, slots: Tensor) -> None:
     """See `Ops.store_rows`."""
-    run_or_note(partial(_store, cache=cache), rows, slots)
+    if rows.dtype != cache.dtype:
+        run_or_note(partial(_store, cache=cache), rows, slots)
+        return
+    check(
+        lib.qr_store_rows(
+            *(cache.data_ptr(), CACHE_DTYPES[cache.dtype], *_places(cache)),
+            *(rows.data_ptr(), rows.shape[1], slots.data_ptr(), rows.shape[0]),
+        )
+    )
 
 
 def _store(rows: Tensor, slots: Tensor, *, cache: Tensor) -> None:
     plain.store_rows(rows, cache, slots)
+
+
+def _places(cache: Tensor) -> tuple[int, ...]:
+    """How its rows lie: blocks, rows of each, their width, and what lies from block to block."""
+    _, num_blocks, _, count, width = cache.shape
+    assert cache.stride(0) == num_blocks * cache.stride(1), "halves follow each other"
+    return num_blocks, count, width, cache.stride(1)
 
 
 def compress(tail: RowCache, entries: RowCache, weights: CompressorWeights, cos_sin: Tensor) -> None:
@@ -77,6 +100,10 @@ def compressed_attention(
     """See `Ops.compressed_attention`."""
     tokens, heads, head_size = query.shape
     out = empty((tokens, heads * head_size), query.dtype)
+    if head_size % 2 or head_size > MOST_HEAD:
+        given = partial(plain.fill_attended, last=last, entries=entries, scale=scale, window=window, rate=rate)
+        run_or_note(given, out, query, sinks, selected)
+        return out
     check(
         lib.qr_compressed_attention(
             out.data_ptr(),
@@ -102,13 +129,8 @@ def compressed_attention(
 
 def _rows(cache: RowCache) -> tuple[int, ...]:
     """How a cache's rows lie, and where those of the sequences are."""
-    _, num_blocks, _, count, width = cache.rows.shape
     tables = cache.metadata.block_tables
-    assert cache.rows.stride(0) == num_blocks * cache.rows.stride(1), "halves follow each other"
-    return (
-        *(num_blocks, count, width, cache.rows.stride(1)),
-        *(tables.data_ptr(), tables.stride(0), cache.metadata.block_size),
-    )
+    return *_places(cache.rows), tables.data_ptr(), tables.stride(0), cache.metadata.block_size
 
 
 def _sequences(cache: RowCache) -> tuple[int, ...]:
