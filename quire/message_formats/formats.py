@@ -50,6 +50,7 @@ _DEEPSEEK_V32 = TaggedCalls(
     inner=(_DSML,),
     is_section_shared=True,
 )
+_DSML_SPACED = f"{_DSML} "
 _MIMO = replace(_QWEN3_XML, margin="")
 _GLM: dict[str, Any] = {
     "begin": "<tool_call>",
@@ -58,7 +59,7 @@ _GLM: dict[str, Any] = {
     "value": ("<arg_value>", "</arg_value>"),
 }
 
-_GLM45 = TaggedCalls(**_GLM)
+_GLM47 = TaggedCalls(**_GLM, line="")
 
 
 def _hunyuan(tag: str) -> tuple[str, str]:
@@ -71,6 +72,12 @@ def _kimi(tag: str) -> tuple[str, str]:
     return f"<|open|>{tag}<|sep|>", f"<|close|>{tag}<|sep|>"
 
 
+def _plamo(name: str) -> str:
+    """A marker of PLaMo 3. Three tokens or more: the ends of all markers are tokens, the names are text."""
+    return f"<|plamo:{name}:plamo|>"
+
+
+_PLAMO_TOKENS = ("<|plamo:begin_", "<|plamo:end_", ":plamo|>", "<|plamo:constrain|>", "<|plamo:msg|>")
 _KIMI_TYPES = {
     "string": {"string"},
     "number": {"integer", "number"},
@@ -99,6 +106,16 @@ CALLS: Mapping[str, CallSyntax] = {
         arguments_key="parameters",
         **_ARRAY_OF_LINES,
     ),
+    "cohere_command4": JsonCalls(
+        begins=("<|START_ACTION|>",),
+        ends=("<|END_ACTION|>",),
+        id_key="tool_call_id",
+        name_key="tool_name",
+        arguments_key="parameters",
+        before="[\n\n    ",
+        between=",\n\n    ",
+        after="\n\n]",
+    ),
     "deepseek_v3": NamedJson(
         begins=(_deepseek("tool calls begin"),),
         end=_deepseek("tool calls end"),
@@ -118,6 +135,15 @@ CALLS: Mapping[str, CallSyntax] = {
     ),
     "deepseek_v32": _DEEPSEEK_V32,
     "deepseek_v4": replace(_DEEPSEEK_V32, begin=f"<{_DSML}tool_calls>", end=f"</{_DSML}tool_calls>"),
+    "deepseek_v41": replace(
+        _DEEPSEEK_V32,
+        begin=f"<{_DSML_SPACED}calls>",
+        end=f"</{_DSML_SPACED}calls>",
+        name=(f'<{_DSML_SPACED}invoke name="', '">'),
+        call_end=f"</{_DSML_SPACED}invoke>",
+        key=(f'<{_DSML_SPACED}parameter name="', '" string="'),
+        value=("", f"</{_DSML_SPACED}parameter>"),
+    ),
     "dots": replace(_MINIMAX_M2, begin="<dots_function_call>", end="</dots_function_call>"),
     "ernie45": _HERMES,
     "functiongemma": GemmaCalls(begin="<start_function_call>", end="<end_function_call>", quote="<escape>"),
@@ -128,8 +154,8 @@ CALLS: Mapping[str, CallSyntax] = {
         before="\n",
         apart="\n\n",
     ),
-    "glm45": _GLM45,
-    "glm47": TaggedCalls(**_GLM, line=""),
+    "glm45": TaggedCalls(**_GLM),
+    "glm47": _GLM47,
     "granite": JsonCalls(begins=("<|tool_call|>", "<tool_call>"), **_ARRAY),
     "granite-20b-fc": JsonCalls(begins=("<function_call>",), before=" "),
     "granite4": _HERMES,
@@ -174,6 +200,7 @@ CALLS: Mapping[str, CallSyntax] = {
         is_section_shared=True,
     ),
     "lfm2": PythonicCalls(begins=("<|tool_call_start|>",), end="<|tool_call_end|>"),
+    "ling3": _GLM47,
     "llama3_json": _LLAMA,
     "llama4_json": _LLAMA,
     "llama4_pythonic": PythonicCalls(begins=("<|python_start|>",), end="<|python_end|>", bare="["),
@@ -205,7 +232,15 @@ CALLS: Mapping[str, CallSyntax] = {
     "olmo3": PythonicCalls(begins=("<function_calls>",), end="</function_calls>", is_list=False),
     "openai": _HARMONY,
     "phi4_mini_json": JsonCalls(begins=("<|tool_call|>", "functools"), ends=("<|/tool_call|>", ""), **_ARRAY),
-    "poolside_v1": _GLM45,
+    "plamo3": NamedJson(
+        begins=(_plamo("begin_tool_requests"),),
+        end=_plamo("end_tool_requests"),
+        call_begin=_plamo("begin_tool_request") + _plamo("begin_tool_name"),
+        name_end=_plamo("end_tool_name") + _plamo("begin_tool_arguments") + "<|plamo:constrain|>json<|plamo:msg|>",
+        call_end=_plamo("end_tool_arguments") + _plamo("end_tool_request"),
+        inner=_PLAMO_TOKENS,
+    ),
+    "poolside_v1": TaggedCalls(**_GLM, is_line_optional=True),
     "pythonic": PythonicCalls(bare="["),
     "qwen3_coder": _QWEN3_XML,
     "qwen3_json": _HERMES,
@@ -218,6 +253,12 @@ CALLS: Mapping[str, CallSyntax] = {
         key=("<parameter=", ">"),
         value=("", "</parameter>"),
     ),
+    "solar_open2": TaggedCalls(
+        begin="<|tool_call:start|>",
+        end="<|tool_call:end|>",
+        key=("<|tool_arg:start|>", "<|tool_arg:value|>"),
+        value=("", "<|tool_arg:end|>"),
+    ),
     "step3": TaggedCalls(
         begin="<\uff5ctool_calls_begin\uff5c>",
         end="<\uff5ctool_calls_end\uff5c>",
@@ -229,6 +270,7 @@ CALLS: Mapping[str, CallSyntax] = {
         is_section_shared=True,
     ),
     "step3p5": _QWEN3_XML,
+    "step5": _QWEN3_XML,
     "xlam": JsonCalls(bare="[", **_ARRAY),
 }
 """--tool-call-parser."""
@@ -242,14 +284,23 @@ THINKING: Mapping[str, Thinking] = {
         ends_before=("<|START_ACTION|>",),
         answer=("<|START_RESPONSE|>", "<|END_RESPONSE|>"),
     ),
+    "cohere_command4": Thinking(
+        begin="<|START_THINKING|>",
+        end="<|END_THINKING|>",
+        ends_before=("<|START_ACTION|>",),
+        answer=("<|START_TEXT|>", "<|END_TEXT|>"),
+    ),
     "deepseek_r1": _ALWAYS_THINKS,
     "deepseek_v3": _THINK,
     "deepseek_v4": _THINK,
+    "deepseek_v41": _THINK,
     "ernie45": Thinking(begin="<think>", end="</think>", answer=("<response>", "</response>")),
     "gemma4": Thinking(begin="<|channel>", end="<channel|>", heading="thought\n", ends_before=("<|tool_call>",)),
     "glm45": _THINK,
     "glm47": _THINK,
     "granite": Thinking(begin="Here is my thought process:", end="Here is my response:"),
+    "granite_thinking_parser": _THINK,
+    "holo2": _THINK,
     "hunyuan_a13b": Thinking(begin="<think>", end="</think>", answer=("<answer>", "</answer>")),
     "hy_v3": Thinking(begin=_hunyuan("think")[0], end=_hunyuan("think")[1]),
     "kimi_k2": Thinking(begin="<think>", end="</think>", ends_before=("<|tool_calls_section_begin|>",)),
@@ -259,6 +310,7 @@ THINKING: Mapping[str, Thinking] = {
         answer=_kimi("response"),
         closing=(_kimi("response")[1], _kimi("message")[1]),
     ),
+    "ling3": Thinking(begin="<think>", end="</think>", ends_before=("<tool_call>",)),
     "mimo": _THINK,
     "minimax_m2": Thinking(begin="<think>", end="</think>", is_implied=True, ends_before=("<minimax:tool_call>",)),
     "minimax_m2_append_think": Thinking(begin="<think>", end="</think>", is_implied=True, is_shown=True),
@@ -271,9 +323,13 @@ THINKING: Mapping[str, Thinking] = {
         ends_before=("<|start|>", "<|call|>", "<|return|>"),
         layout=_HARMONY,
     ),
+    "plamo3": Thinking(begin=_plamo("begin_think"), end=_plamo("end_think")),
+    "poolside_v1": _THINK,
     "qwen3": _THINK,
     "seed_oss": Thinking(begin="<seed:think>", end="</seed:think>"),
+    "solar_open2": Thinking(begin="<|think:start|>", end="<|think:end|>", ends_before=("<|tool_call:start|>",)),
     "step3": _ALWAYS_THINKS,
     "step3p5": _ALWAYS_THINKS,
+    "step5": _ALWAYS_THINKS,
 }
 """--reasoning-parser."""

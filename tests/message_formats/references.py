@@ -76,7 +76,7 @@ def _named(text: str, is_numbered: bool) -> Iterator[Call]:
             value, _ = _DECODER.raw_decode(text, match.start())
         except ValueError:
             continue
-        middle = r"\s*(?:\[CALL_ID\]\w*)?\s*(?:\[ARGS\]|<[^<>\s]*>)?\s*(?:```json)?\s*$"
+        middle = r"\s*(?:\[CALL_ID\]\w*)?\s*(?:\[ARGS\]|(?:<[^<>\s]*>(?:json)?)*)\s*(?:```json)?\s*$"
         before = re.search(r"""([^\s"'`,;(){}\[\]<>]+)""" + middle, text[: match.start()])
         arguments = _arguments(value)
         if before and arguments is not None:

@@ -25,7 +25,7 @@ TWO = [
     ("weather", '{"city": "Oslo"}'),
 ]
 ALIKE = {"deepseek_v4": "deepseek_v32", "glm47": "glm45", "qwen3_xml": "qwen3_coder", "step3p5": "qwen3_coder"}
-ALIKE |= {"poolside_v1": "glm45"}
+ALIKE |= {"deepseek_v41": "deepseek_v32", "ling3": "glm45", "step5": "qwen3_coder"}
 """Formats without a transcript of their own, and whose they take."""
 HARMONY = (
     "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary to=functions.weather "

@@ -18,14 +18,21 @@ WRITTEN = {
         "<|START_THINKING|>Hm.<|END_THINKING|><|START_RESPONSE|>Yes.<|END_RESPONSE|>",
         ("<|START_THINKING|>", "<|END_THINKING|>", "<|START_RESPONSE|>", "<|END_RESPONSE|>"),
     ),
+    "cohere_command4": (
+        "<|START_THINKING|>Hm.<|END_THINKING|><|START_TEXT|>Yes.<|END_TEXT|>",
+        ("<|START_THINKING|>", "<|END_THINKING|>", "<|START_TEXT|>", "<|END_TEXT|>"),
+    ),
     "deepseek_r1": ("<think>\nHm.\n</think>\n\nYes.", THINK),
     "deepseek_v3": ("<think>Hm.</think>Yes.", THINK),
     "deepseek_v4": ("<think>Hm.</think>Yes.", THINK),
+    "deepseek_v41": ("<think>Hm.</think>Yes.", THINK),
     "ernie45": ("<think>\nHm.\n</think>\n\n<response>\nYes.\n</response>\n", THINK),
     "gemma4": ("<|channel>thought\nHm.<channel|>Yes.", ("<|channel>", "<channel|>")),
     "glm45": ("\n<think>Hm.</think>\nYes.", THINK),
     "glm47": ("<think>Hm.</think>Yes.", THINK),
     "granite": ("Here is my thought process: Hm. Here is my response: Yes.", ()),
+    "granite_thinking_parser": ("<think>\nHm.\n</think>\nYes.", THINK),
+    "holo2": ("<think>\nHm.\n</think>\n\nYes.", THINK),
     "hunyuan_a13b": ("<think>\nHm.\n</think>\n<answer>\nYes.\n</answer>", ()),
     "hy_v3": ("<think:opensource>Hm.</think:opensource>Yes.", ("<think:opensource>", "</think:opensource>")),
     "kimi_k3": (
@@ -34,6 +41,7 @@ WRITTEN = {
         ("<|open|>", "<|close|>", "<|sep|>"),
     ),
     "kimi_k2": ("<think>Hm.</think>Yes.", THINK),
+    "ling3": ("<think>Hm.</think>Yes.", THINK),
     "mimo": ("<think>Hm.</think>Yes.", THINK),
     "minimax_m2": ("<think>\nHm.\n</think>\n\nYes.", THINK),
     "mistral": ("[THINK]Hm.[/THINK]Yes.", ("[THINK]", "[/THINK]")),
@@ -43,10 +51,17 @@ WRITTEN = {
         "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Yes.",
         ("<|channel|>", "<|message|>", "<|end|>", "<|start|>"),
     ),
+    "plamo3": (
+        "<|plamo:begin_think:plamo|>Hm.<|plamo:end_think:plamo|>Yes.",
+        ("<|plamo:begin_", "<|plamo:end_", ":plamo|>"),
+    ),
+    "poolside_v1": ("<think>Hm.</think>Yes.", THINK),
     "qwen3": ("<think>\nHm.\n</think>\n\nYes.", THINK),
     "seed_oss": ("<seed:think>Hm.</seed:think>Yes.", ("<seed:think>", "</seed:think>")),
+    "solar_open2": ("<|think:start|>Hm.<|think:end|>Yes.", ("<|think:start|>", "<|think:end|>")),
     "step3": ("<think>\nHm.\n</think>\n\nYes.", THINK),
     "step3p5": ("<think>\nHm.\n</think>\nYes.", THINK),
+    "step5": ("<think>\nHm.\n</think>\n\nYes.", THINK),
 }
 
 

@@ -48,6 +48,8 @@ class TaggedCalls:
     """Stands between a value and its tags, and is not part of it."""
     line: str = "\n"
     """What the model writes between tags."""
+    is_line_optional: bool = False
+    """Some models of the family write it, others do not."""
     between: str | None = None
     """What the model writes between calls, where that is not `line`."""
     index: str = ""
@@ -284,7 +286,7 @@ class TaggedCalls:
         if begin != self.begin:
             return grammar.one_of(lambda tool: self._behind_name(grammar, tool))
         call = grammar.one_of(lambda tool: f"{grammar.marker(self.name[0])} {self._behind_name(grammar, tool)}")
-        line = grammar.literal(self.line)
+        line = self._line(grammar)
         calls = grammar.repeated(call, self._between(grammar)) if self.is_section_shared else call
         end = (line, grammar.marker(self.end)) if self.call_end else ()
         return grammar.sequence(line if self.name[0] else "", calls, *end)
@@ -296,7 +298,11 @@ class TaggedCalls:
         return section if self.is_section_shared else grammar.repeated(section, self._between(grammar))
 
     def _between(self, grammar: CallGrammar) -> str:
-        return grammar.literal(self.line if self.between is None else self.between)
+        return self._line(grammar) if self.between is None else grammar.literal(self.between)
+
+    def _line(self, grammar: CallGrammar) -> str:
+        line = grammar.literal(self.line)
+        return f"({line})?" if self.is_line_optional else line
 
     def _behind_name(self, grammar: CallGrammar, tool: Tool) -> str:
         """A call from the function's name on."""
@@ -305,7 +311,7 @@ class TaggedCalls:
             grammar.literal(tool.name),
             f"{grammar.literal(self.index)} {NUMBER}" if self.index else "",
             grammar.marker(self.name[1]),
-            grammar.literal(self.line),
+            self._line(grammar),
             *parameters,
             grammar.marker(self.call_end or self.end),
         )
@@ -316,10 +322,10 @@ class TaggedCalls:
             grammar.marker(begin),
             grammar.literal(parameter.name),
             grammar.marker(middle),
-            *((grammar.literal(self.line), grammar.marker(self.value[0])) if self.value[0] else ()),
+            *((self._line(grammar), grammar.marker(self.value[0])) if self.value[0] else ()),
             grammar.literal(self.margin),
             self._written(grammar, tool, parameter),
-            grammar.literal(self.line),
+            self._line(grammar),
         )
         return grammar.rule(rule) if parameter.is_required else f"({rule})?"
 
