@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from quire.message_formats.formats import CALLS, THINKING
 from quire.tokenizer.tokenizer import Tokenizer
 
 
@@ -94,6 +93,7 @@ _THINKING = (
     _Rule("gemma4", ("<|channel>thought", "<channel|>")),
     _Rule("granite", ("Here is my thought process:", "Here is my response:"), absent="<think>"),
     _Rule("minimax_m2", ("<minimax:tool_call>", "</think>")),
+    _Rule("minimax_m3", ("<mm:think>",)),
     _Rule("poolside_v1", ("<available_tools>", "<assistant>", "</think>")),
     _Rule("glm45", ("<arg_key>", "</think>")),
     _Rule("solar_open2", ("<|think:start|>", "<|think:end|>")),
@@ -116,18 +116,14 @@ _THINKING = (
 def choose(template: str, tokenizer: Tokenizer) -> Choice:
     """The formats of a model, from its chat template and its tokens."""
     tokens = frozenset(tokenizer.added_tokens.values())
-    calls, why_calls = _first(_CALLS, frozenset(CALLS), template, tokens, "calls of tools")
-    thinking, why_thinking = _first(_THINKING, frozenset(THINKING), template, tokens, "thinking")
+    calls, why_calls = _first(_CALLS, template, tokens, "calls of tools")
+    thinking, why_thinking = _first(_THINKING, template, tokens, "thinking")
     return Choice(calls, thinking, f"{why_calls}; {why_thinking}")
 
 
-def _first(
-    rules: tuple[_Rule, ...], known: frozenset[str], template: str, tokens: frozenset[str], what: str
-) -> tuple[str | None, str]:
+def _first(rules: tuple[_Rule, ...], template: str, tokens: frozenset[str], what: str) -> tuple[str | None, str]:
     rule = next((rule for rule in rules if rule.fits(template, tokens)), None)
     if rule is None:
         return None, f"the chat template shows no form of {what} that is known"
     shown = " and ".join(rule.texts)
-    if rule.name not in known:
-        return None, f"{what}: the chat template writes {shown}, which is {rule.name}; quire does not read it yet"
     return rule.name, f"{what}: {rule.name}, since the chat template writes {shown}"

@@ -9,6 +9,7 @@ from typing import Any
 from quire.message_formats.calls.function_gemma import GemmaCalls
 from quire.message_formats.calls.json_calls import JsonCalls
 from quire.message_formats.calls.named_json import NamedJson
+from quire.message_formats.calls.nested_tags import NestedTags
 from quire.message_formats.calls.pythonic import PythonicCalls
 from quire.message_formats.calls.tagged import TaggedCalls
 from quire.message_formats.format import CallSyntax, Thinking
@@ -95,6 +96,9 @@ _MINIMAX_M2 = TaggedCalls(
     value=("", "</parameter>"),
     is_section_shared=True,
 )
+
+_MINIMAX_M3 = "]<]minimax[>["
+"""One token, before all tags."""
 
 CALLS: Mapping[str, CallSyntax] = {
     "apertus": JsonCalls(begins=("<|tools_prefix|>",), ends=("<|tools_suffix|>",), name_key="", **_ARRAY),
@@ -222,6 +226,13 @@ CALLS: Mapping[str, CallSyntax] = {
     ),
     "minimax": JsonCalls(begins=("<tool_calls>",), ends=("</tool_calls>",), between="\n", **_IN_TAGS),
     "minimax_m2": _MINIMAX_M2,
+    "minimax_m3": NestedTags(
+        begin=f"{_MINIMAX_M3}<tool_call>",
+        end=f"{_MINIMAX_M3}</tool_call>",
+        name=(f'{_MINIMAX_M3}<invoke name="', '">'),
+        call_end=f"{_MINIMAX_M3}</invoke>",
+        space=_MINIMAX_M3,
+    ),
     "mistral": NamedJson(
         begins=("[TOOL_CALLS]",),
         id_begin="[CALL_ID]",
@@ -314,6 +325,7 @@ THINKING: Mapping[str, Thinking] = {
     "mimo": _THINK,
     "minimax_m2": Thinking(begin="<think>", end="</think>", is_implied=True, ends_before=("<minimax:tool_call>",)),
     "minimax_m2_append_think": Thinking(begin="<think>", end="</think>", is_implied=True, is_shown=True),
+    "minimax_m3": Thinking(begin="<mm:think>", end="</mm:think>", closing=("</mm:think>",)),
     "mistral": Thinking(begin="[THINK]", end="[/THINK]", ends_before=("[TOOL_CALLS]",)),
     "nemotron_v3": _THINK,
     "olmo3": _THINK,

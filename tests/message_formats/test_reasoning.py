@@ -44,6 +44,7 @@ WRITTEN = {
     "ling3": ("<think>Hm.</think>Yes.", THINK),
     "mimo": ("<think>Hm.</think>Yes.", THINK),
     "minimax_m2": ("<think>\nHm.\n</think>\n\nYes.", THINK),
+    "minimax_m3": ("<mm:think>Hm.</mm:think>Yes.", ("<mm:think>", "</mm:think>")),
     "mistral": ("[THINK]Hm.[/THINK]Yes.", ("[THINK]", "[/THINK]")),
     "nemotron_v3": ("<think>\nHm.\n</think>\nYes.", THINK),
     "olmo3": ("<think>Hm.</think>Yes.", ()),

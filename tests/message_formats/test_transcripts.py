@@ -50,6 +50,11 @@ def argument(key: str, kind: str, value: str) -> str:
     return opened("argument", key=key, type=kind) + value + closed("argument")
 
 
+def spaced(text: str) -> str:
+    """Tags as MiniMax M3 writes them, an @ for what stands before each."""
+    return text.replace("@", "]<]minimax[>[")
+
+
 STEP_BEGIN = '<\uff5ctool_call_begin\uff5c>function<\uff5ctool_sep\uff5c><steptml:invoke name="'
 STEP_END = "</steptml:invoke><\uff5ctool_call_end\uff5c>"
 TOOL_CALL = ("<tool_call>", "</tool_call>", "<think>", "</think>")
@@ -156,6 +161,25 @@ FAMILIES = [
         "</minimax:tool_call>",
         thinking="qwen3",  # minimax_m2 never writes the beginning
         malformed=("<minimax:tool_call>\n<invoke name=weather>\n</invoke>\n</minimax:tool_call>",),
+    ),
+    Family(
+        calls="minimax_m3",
+        tokens=("]<]minimax[>[", "<mm:think>", "</mm:think>"),
+        two_calls=spaced(
+            '@<tool_call>\n@<invoke name="weather">@<city>Sao Paulo@</city>@<days>3@</days>@<exact>true@</exact>'
+            "@<tags>@<item>a@</item>@<item>b, c@</item>@</tags>@<options>@<x>null@</x>@</options>@</invoke>\n"
+            '@<invoke name="now">@</invoke>\n@</tool_call>'
+        ),
+        code=spaced(f'@<tool_call>\n@<invoke name="weather">@<city>{CODE}@</city>@</invoke>\n@</tool_call>'),
+        thinking="minimax_m3",
+        thought=("<mm:think>", "</mm:think>"),
+        malformed=(
+            spaced('@<tool_call>\n@<invoke name="weather">@<city>x@</days>@</invoke>\n@</tool_call>'),
+            spaced('@<tool_call>\n@<invoke name="weather">@<days>1@<x>2@</x>@</days>@</invoke>\n@</tool_call>'),
+            spaced('@<tool_call>\n@<invoke name="weather">@<days>1@</days>@<days>1@</days>@</invoke>\n@</tool_call>'),
+            spaced("@<tool_call>\nnothing\n@</tool_call>"),
+            spaced('@<tool_call>\n@<invoke name="weather">@<>x@</>@</invoke>\n@</tool_call>'),
+        ),
     ),
     Family(
         calls="dots",
