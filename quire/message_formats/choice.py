@@ -38,6 +38,9 @@ def _deepseek(words: str) -> str:
 
 _CALLS = (
     _Rule("openai", ("<|channel|>", "functions."), token="<|channel|>"),
+    _Rule("inkling", ("<|content_invoke_tool_json|>", "<|message_model|>")),
+    _Rule("muse", ("<atem:function_calls>", "commentary")),
+    _Rule("muse_glimmer", ("<atem:function_calls>", "to=self")),
     _Rule("functiongemma", ("<start_function_call>",)),
     _Rule("gemma4", ("<|tool_call>", '<|"|>')),
     _Rule("seed_oss", ("<seed:tool_call>",)),
@@ -86,6 +89,9 @@ _CALLS = (
 """The most specific first."""
 _THINKING = (
     _Rule("openai_gptoss", ("<|channel|>", "analysis"), token="<|channel|>"),
+    _Rule("inkling", ("<|content_thinking|>", "<|message_model|>")),
+    _Rule("muse", ("<atem:function_calls>", "commentary")),
+    _Rule("muse_glimmer", ("<|start|>assistant to=self",)),
     _Rule("seed_oss", ("<seed:think>",)),
     _Rule("mistral", ("[THINK]",)),
     _Rule("cohere_command4", ("<|START_THINKING|>", "<|START_TEXT|>")),

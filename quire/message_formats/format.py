@@ -96,10 +96,21 @@ class CallSyntax(Protocol):
 class Layout(Protocol):
     """How whole messages are written that are not thinking, then text and calls in turn."""
 
-    answer: str
-    """What stands before the answer. The form of an answer counts from there on."""
-    call_end: str
-    """What ends a call."""
+    @property
+    def answer(self) -> str:
+        """What stands before the answer. The form of an answer counts from there on."""
+
+    @property
+    def call_end(self) -> str:
+        """What ends a call."""
+
+    @property
+    def frame(self) -> tuple[str, ...]:
+        """Markers that are tokens where a grammar takes headers."""
+
+    @property
+    def takes_headers(self) -> bool:
+        """A grammar of calls takes the headers of all messages. Otherwise it counts behind the markers of calls."""
 
     @property
     def markers(self) -> tuple[str, ...]:

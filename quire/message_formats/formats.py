@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from quire.message_formats.blocks import Blocks, Kind
 from quire.message_formats.calls.function_gemma import GemmaCalls
 from quire.message_formats.calls.json_calls import JsonCalls
 from quire.message_formats.calls.named_json import NamedJson
@@ -97,6 +98,46 @@ _MINIMAX_M2 = TaggedCalls(
     is_section_shared=True,
 )
 
+_INKLING = Blocks(
+    start="<|message_model|>",
+    bodies={
+        "<|content_thinking|>": Kind.THINKING,
+        "<|content_text|>": Kind.TEXT,
+        "<|content_invoke_tool_json|>": Kind.CALLS,
+        "<|content_invoke_tool_text|>": Kind.TEXT,
+        "<|content_tool_error|>": Kind.TEXT,
+    },
+    ends=("<|end_message|>", "<|content_model_end_sampling|>"),
+    calls=JsonCalls(
+        begins=("<|content_invoke_tool_json|>",), ends=("<|end_message|>",), arguments_key="args", is_compact=True
+    ),
+    answer="<|content_text|>",
+)
+_MUSE = Blocks(
+    start="<|start|>",
+    role="assistant",
+    bodies={"<|message|>": Kind.TEXT},
+    recipients={
+        "self": Kind.THINKING,
+        "user": Kind.TEXT,
+        "commentary": Kind.TEXT,
+        "developer": Kind.HIDDEN,
+        "": Kind.THINKING,
+    },
+    ends=("<|eom|>", "<|eot|>"),
+    calls=TaggedCalls(
+        begin="<atem:function_calls>",
+        end="</atem:function_calls>",
+        name=('<atem:invoke name="', '">'),
+        call_end="</atem:invoke>",
+        key=('<atem:parameter name="', '">'),
+        value=("", "</atem:parameter>"),
+        is_section_shared=True,
+        has_namespaces=True,
+    ),
+    answer="to=user<|message|>",
+)
+_MUSE_GLIMMER = replace(_MUSE, recipients={"self": Kind.THINKING, "user": Kind.TEXT, "": Kind.TEXT})
 _MINIMAX_M3 = "]<]minimax[>["
 """One token, before all tags."""
 
@@ -174,6 +215,7 @@ CALLS: Mapping[str, CallSyntax] = {
         value=_hunyuan("arg_value"),
         is_section_shared=True,
     ),
+    "inkling": _INKLING,
     "internlm": JsonCalls(
         begins=("<|action_start|>",),
         prefix="<|plugin|>",
@@ -239,6 +281,9 @@ CALLS: Mapping[str, CallSyntax] = {
         name_end="[ARGS]",
         objects=JsonCalls(begins=("[TOOL_CALLS]",), **{**_ARRAY, "before": " ["}),
     ),
+    "muse": _MUSE,
+    "muse_glimmer": _MUSE_GLIMMER,
+    "musespark1x": _MUSE,
     "nemotron_json": JsonCalls(begins=("<TOOLCALL>",), ends=("</TOOLCALL>",), **_ARRAY),
     "olmo3": PythonicCalls(begins=("<function_calls>",), end="</function_calls>", is_list=False),
     "openai": _HARMONY,
@@ -288,6 +333,7 @@ CALLS: Mapping[str, CallSyntax] = {
 
 _THINK = Thinking(begin="<think>", end="</think>")
 _ALWAYS_THINKS = Thinking(begin="<think>", end="</think>", is_implied=True)
+_MUSE_THINKING = Thinking(begin="to=self<|message|>", end="<|eom|>", ends_before=("<|start|>",), layout=_MUSE)
 THINKING: Mapping[str, Thinking] = {
     "cohere_command3": Thinking(
         begin="<|START_THINKING|>",
@@ -314,6 +360,9 @@ THINKING: Mapping[str, Thinking] = {
     "holo2": _THINK,
     "hunyuan_a13b": Thinking(begin="<think>", end="</think>", answer=("<answer>", "</answer>")),
     "hy_v3": Thinking(begin=_hunyuan("think")[0], end=_hunyuan("think")[1]),
+    "inkling": Thinking(
+        begin="<|content_thinking|>", end="<|end_message|>", ends_before=("<|message_model|>",), layout=_INKLING
+    ),
     "kimi_k2": Thinking(begin="<think>", end="</think>", ends_before=("<|tool_calls_section_begin|>",)),
     "kimi_k3": Thinking(
         begin=_kimi("think")[0],
@@ -327,6 +376,9 @@ THINKING: Mapping[str, Thinking] = {
     "minimax_m2_append_think": Thinking(begin="<think>", end="</think>", is_implied=True, is_shown=True),
     "minimax_m3": Thinking(begin="<mm:think>", end="</mm:think>", closing=("</mm:think>",)),
     "mistral": Thinking(begin="[THINK]", end="[/THINK]", ends_before=("[TOOL_CALLS]",)),
+    "muse": _MUSE_THINKING,
+    "muse_glimmer": replace(_MUSE_THINKING, layout=_MUSE_GLIMMER),
+    "musespark1x": _MUSE_THINKING,
     "nemotron_v3": _THINK,
     "olmo3": _THINK,
     "openai_gptoss": Thinking(

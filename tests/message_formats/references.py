@@ -18,6 +18,7 @@ from typing import Any
 from xml.etree import ElementTree
 from xml.sax.saxutils import escape, quoteattr
 
+from quire.message_formats.blocks import Blocks
 from quire.message_formats.calls.function_gemma import GemmaCalls
 from quire.message_formats.calls.json_calls import JsonCalls
 from quire.message_formats.calls.named_json import NamedJson
@@ -35,6 +36,7 @@ _PAIRS = json.JSONDecoder(strict=False, object_pairs_hook=lambda pairs: pairs)
 def calls_in(name: str, text: str) -> list[Call]:
     """The calls that stand in a text, in order; one that repeats a parameter is none."""
     calls = CALLS[name]
+    calls = calls.calls if isinstance(calls, Blocks) else calls
     if isinstance(calls, JsonCalls):
         return list(_objects(calls, text))
     if isinstance(calls, NamedJson):
@@ -67,7 +69,7 @@ def _objects(calls: JsonCalls, text: str) -> Iterator[Call]:
         except ValueError:
             continue
         names = [value[key] for key, _ in pairs if key in ("name", "tool_name")]
-        given = [value[key] for key, _ in pairs if key in ("arguments", "parameters")]
+        given = [value[key] for key, _ in pairs if key in ("arguments", "parameters", calls.arguments_key)]
         if not calls.name_key:
             names, given = list(value), list(value.values())
         arguments = _arguments(given[0]) if len(given) == 1 else {} if not given else None

@@ -35,6 +35,18 @@ WRITTEN = {
     "holo2": ("<think>\nHm.\n</think>\n\nYes.", THINK),
     "hunyuan_a13b": ("<think>\nHm.\n</think>\n<answer>\nYes.\n</answer>", ()),
     "hy_v3": ("<think:opensource>Hm.</think:opensource>Yes.", ("<think:opensource>", "</think:opensource>")),
+    "inkling": (
+        "<|content_thinking|>Hm.<|end_message|><|message_model|><|content_text|>Yes.<|end_message|>"
+        "<|content_model_end_sampling|>",
+        ("<|message_model|>", "<|content_thinking|>", "<|content_text|>", "<|end_message|>"),
+    ),
+    **dict.fromkeys(
+        ("muse", "muse_glimmer", "musespark1x"),
+        (
+            " to=self<|message|>Hm.<|eom|><|start|>assistant to=user<|message|>Yes.<|eot|>",
+            ("<|start|>", "<|message|>", "<|eom|>", "<|eot|>"),
+        ),
+    ),
     "kimi_k3": (
         "<|open|>think<|sep|>Hm.<|close|>think<|sep|><|open|>response<|sep|>Yes.<|close|>response<|sep|>"
         "<|close|>message<|sep|>",

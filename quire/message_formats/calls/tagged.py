@@ -64,6 +64,8 @@ class TaggedCalls:
     """Tokens with which tags begin."""
     is_section_shared: bool = False
     """Several calls stand in one section."""
+    has_namespaces: bool = False
+    """A function may be named as a member of itself: `f.f`."""
     is_section_optional: bool = False
     """Calls may stand without `begin` and `end` around them; always, where there are none."""
 
@@ -113,6 +115,9 @@ class TaggedCalls:
         yield from reader.expect(marks(self.name[1]))
         if not (yield from reader.peek()):
             raise Malformed  # the name may be cut
+        space, _, member = name.partition(".")
+        if self.has_namespaces and space == member and space in source.tools:
+            name = space
         calls.name(name)
         calls.arguments("{")
         known: set[str] = set()
@@ -296,6 +301,12 @@ class TaggedCalls:
         begin = self.begins[0]
         section = grammar.rule(grammar.sequence(grammar.marker(begin), self.rest(grammar, begin)))
         return section if self.is_section_shared else grammar.repeated(section, self._between(grammar))
+
+    def call(self, grammar: CallGrammar, tool: Tool) -> str:
+        """A section with one call of a tool, as an expression."""
+        line = self._line(grammar)
+        call = grammar.sequence(grammar.marker(self.name[0]), self._behind_name(grammar, tool))
+        return grammar.sequence(grammar.marker(self.begin), line, call, line, grammar.marker(self.end))
 
     def _between(self, grammar: CallGrammar) -> str:
         return self._line(grammar) if self.between is None else grammar.literal(self.between)
