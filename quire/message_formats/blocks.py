@@ -203,7 +203,7 @@ class _Output:
         self._reader.forget()
         spaces = yield from self._reader.spaces()
         self._text.put(spaces if (yield from self._reader.peek()) else "")
-        yield from self._body(Kind.TEXT)
+        yield from self._body(Kind.TEXT, goes_on=True)
 
     def _find_start(self) -> Steps[bool]:
         """Whether another message follows. What stands before it is text."""

@@ -84,7 +84,7 @@ def _named(text: str, is_numbered: bool) -> Iterator[Call]:
         except ValueError:
             continue
         middle = r"\s*(?:\[CALL_ID\]\w*)?\s*(?:\[ARGS\]|(?:<[^<>\s]*>(?:json)?)*)\s*(?:```json)?\s*$"
-        before = re.search(r"""([^\s"'`,;(){}\[\]<>]+)""" + middle, text[: match.start()])
+        before = re.search(r"""([^\s"'`,;(){}\[\]<>]+)""" + middle, text[max(0, match.start() - 400) : match.start()])
         arguments = _arguments(value)
         if before and arguments is not None:
             name = before[1]

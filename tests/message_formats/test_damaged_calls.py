@@ -104,6 +104,8 @@ def check(name: str, text: str, *, as_tokens: bool) -> None:
     allowed = iter([(one, stripped(arguments)) for one, arguments in calls_in(name, text)])
     for call in message.tool_calls:
         assert (call.name, stripped(json.loads(call.arguments))) in allowed, (text, message)
+    if name == "openai":  # words in whose headers are no text
+        return
     if not message.tool_calls and not isinstance(CALLS[name], Layout):  # whose headers are no text
         assert "".join(message.text.split()) == "".join(text.split())
     shown = "".join([message.text, message.reasoning, *(call.name + call.arguments for call in message.tool_calls)])
