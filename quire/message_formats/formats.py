@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from re import compile as pattern
 from typing import Any
 
 from quire.message_formats.blocks import Blocks, Kind
@@ -16,6 +17,7 @@ from quire.message_formats.calls.tagged import TaggedCalls
 from quire.message_formats.format import CallSyntax, Thinking
 from quire.message_formats.harmony import Harmony
 from quire.message_formats.typed_values import ANY
+from quire.tokenizer.tokenizer import Tokenizer
 
 _IN_TAGS: dict[str, Any] = {"before": "\n", "after": "\n"}
 _ARRAY: dict[str, Any] = {"before": "[", "between": ", ", "after": "]"}
@@ -64,9 +66,29 @@ _GLM: dict[str, Any] = {
 _GLM47 = TaggedCalls(**_GLM, line="")
 
 
-def _hunyuan(tag: str) -> tuple[str, str]:
-    """A pair of tags of Hunyuan 3, whose published models write this suffix into all of them."""
-    return f"<{tag}:opensource>", f"</{tag}:opensource>"
+def _hunyuan(tag: str, suffix: str) -> tuple[str, str]:
+    """A pair of tags of Hunyuan 3 and 4. Each checkpoint writes a suffix of its own into all of them."""
+    return f"<{tag}{suffix}>", f"</{tag}{suffix}>"
+
+
+def _hunyuan_calls(suffix: str, *, version: int) -> TaggedCalls:
+    begin, end = _hunyuan("tool_calls", suffix)
+    call, call_end = _hunyuan("tool_call", suffix)
+    return TaggedCalls(
+        begin=begin,
+        end=end,
+        name=(call, _hunyuan("tool_sep", suffix)[0] if version == 3 else ""),
+        call_end=call_end,
+        key=_hunyuan("arg_key", suffix),
+        value=_hunyuan("arg_value", suffix),
+        line="\n" if version == 3 else "",
+        is_section_shared=True,
+    )
+
+
+def _hunyuan_thinking(suffix: str) -> Thinking:
+    begin, end = _hunyuan("think", suffix)
+    return Thinking(begin=begin, end=end)
 
 
 def _kimi(tag: str) -> tuple[str, str]:
@@ -206,15 +228,8 @@ CALLS: Mapping[str, CallSyntax] = {
     "granite4": _HERMES,
     "hermes": _HERMES,
     "hunyuan_a13b": JsonCalls(begins=("<tool_calls>",), ends=("</tool_calls>",), **_ARRAY),
-    "hy_v3": TaggedCalls(
-        begin=_hunyuan("tool_calls")[0],
-        end=_hunyuan("tool_calls")[1],
-        name=(_hunyuan("tool_call")[0], _hunyuan("tool_sep")[0]),
-        call_end=_hunyuan("tool_call")[1],
-        key=_hunyuan("arg_key"),
-        value=_hunyuan("arg_value"),
-        is_section_shared=True,
-    ),
+    "hy_v3": _hunyuan_calls(":opensource", version=3),
+    "hy_v4": _hunyuan_calls("", version=4),
     "inkling": _INKLING,
     "internlm": JsonCalls(
         begins=("<|action_start|>",),
@@ -224,6 +239,17 @@ CALLS: Mapping[str, CallSyntax] = {
         before="\n",
     ),
     "jamba": JsonCalls(begins=("<tool_calls>",), ends=("</tool_calls>",), **_ARRAY_OF_LINES),
+    "k2_horizon": TaggedCalls(
+        begin="<ifm|tool_calls>",
+        end="</ifm|tool_calls>",
+        name=("<ifm|tool_call>", ""),
+        call_end="</ifm|tool_call>",
+        key=("<ifm|arg_key>", "</ifm|arg_key>"),
+        type_of=("<ifm|arg_type>", "</ifm|arg_type>"),
+        value=("<ifm|arg_value>", "</ifm|arg_value>"),
+        objects=JsonCalls(),
+        is_section_shared=True,
+    ),
     "kimi_k2": NamedJson(
         begins=("<|tool_calls_section_begin|>",),
         end="<|tool_calls_section_end|>",
@@ -359,9 +385,16 @@ THINKING: Mapping[str, Thinking] = {
     "granite_thinking_parser": _THINK,
     "holo2": _THINK,
     "hunyuan_a13b": Thinking(begin="<think>", end="</think>", answer=("<answer>", "</answer>")),
-    "hy_v3": Thinking(begin=_hunyuan("think")[0], end=_hunyuan("think")[1]),
+    "hy_v3": _hunyuan_thinking(":opensource"),
+    "hy_v4": _hunyuan_thinking(""),
     "inkling": Thinking(
         begin="<|content_thinking|>", end="<|end_message|>", ends_before=("<|message_model|>",), layout=_INKLING
+    ),
+    "k2_horizon": Thinking(
+        begin="<ifm|think>",
+        end="</ifm|think>",
+        others=tuple((f"<ifm|{name}>", f"</ifm|{name}>") for name in ("think_fast", "think_faster")),
+        ends_before=("<ifm|tool_calls>",),
     ),
     "kimi_k2": Thinking(begin="<think>", end="</think>", ends_before=("<|tool_calls_section_begin|>",)),
     "kimi_k3": Thinking(
@@ -397,3 +430,22 @@ THINKING: Mapping[str, Thinking] = {
     "step5": _ALWAYS_THINKS,
 }
 """--reasoning-parser."""
+_SUFFIX = pattern(r"<tool_calls?(:[^\s>]+)?>")
+
+
+def calls_of(name: str, tokenizer: Tokenizer) -> CallSyntax:
+    """The format of calls of this name, with the tags that a tokenizer has."""
+    suffix = _suffix(tokenizer) if name in ("hy_v3", "hy_v4") else None
+    return CALLS[name] if suffix is None else _hunyuan_calls(suffix, version=int(name[-1]))
+
+
+def thinking_of(name: str, tokenizer: Tokenizer) -> Thinking:
+    """The format of thinking of this name, with the tags that a tokenizer has."""
+    suffix = _suffix(tokenizer) if name in ("hy_v3", "hy_v4") else None
+    return THINKING[name] if suffix is None else _hunyuan_thinking(suffix)
+
+
+def _suffix(tokenizer: Tokenizer) -> str | None:
+    """What a checkpoint of Hunyuan writes into its tags; None where it has no such tokens."""
+    found = next(filter(None, map(_SUFFIX.fullmatch, tokenizer.added_tokens.values())), None)
+    return None if found is None else found[1] or ""

@@ -146,7 +146,10 @@ def _tagged(calls: TaggedCalls, text: str) -> Iterator[Call]:
     end = re.escape(calls.call_end or calls.end)
     key, key_end = map(re.escape, calls.key)
     kind = f"({'|'.join(re.escape(kind) for kind, _ in calls.kinds)})" if calls.kinds else ""
-    opening = rf"{key}([^<>\"\n]*){key_end}{kind}" + (rf"\s*{re.escape(calls.value[0])}" if calls.value[0] else "")
+    type_of = rf"(?:\s*{re.escape(calls.type_of[0])}(?s:.*?){re.escape(calls.type_of[1])})?" if calls.type_of else ""
+    opening = rf"{key}([^<>\"\n]*){key_end}{type_of}{kind}" + (
+        rf"\s*{re.escape(calls.value[0])}" if calls.value[0] else ""
+    )
     at_line = rf"(?:^|\n)\s*{key}" if calls.line else key
     closed = rf"(?s:(.*?)){re.escape(calls.value[1])}"
     if calls.cdata is not None:
@@ -154,6 +157,8 @@ def _tagged(calls: TaggedCalls, text: str) -> Iterator[Call]:
         closed = rf"(?s:({begin}.*?{stop}|.*?)){re.escape(calls.value[1])}"
     lenient = rf"(?s:(.*?))(?:{re.escape(calls.value[1])}|(?=\s*{opening})|(?=\s*{end}))"
     for match in re.finditer(head, text):
+        if calls.objects is not None and text[match.end() :].lstrip().startswith("{"):
+            yield from list(_objects(calls.objects, text[match.end() :]))[:1]
         for value in (lenient, closed):
             found = re.compile(rf"\s*{opening}{value}").match
             at, values, is_good = match.end(), list[tuple[str, Any]](), True

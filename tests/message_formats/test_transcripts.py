@@ -50,6 +50,11 @@ def argument(key: str, kind: str, value: str) -> str:
     return opened("argument", key=key, type=kind) + value + closed("argument")
 
 
+def ifm(text: str) -> str:
+    """Tags as K2 Horizon writes them, an @ for what their names begin with."""
+    return text.replace("@", "ifm|")
+
+
 def spaced(text: str) -> str:
     """Tags as MiniMax M3 writes them, an @ for what stands before each."""
     return text.replace("@", "]<]minimax[>[")
@@ -257,6 +262,52 @@ FAMILIES = [
         ),
     ),
     Family(
+        calls="hy_v4",
+        tokens=tuple(
+            f"<{slash}{tag}>"
+            for tag in ("tool_calls", "tool_call", "arg_key", "arg_value", "think")
+            for slash in ("", "/")
+        ),
+        two_calls="<tool_calls><tool_call>weather<arg_key>city</arg_key><arg_value>Sao Paulo</arg_value>"
+        "<arg_key>days</arg_key><arg_value>3</arg_value><arg_key>exact</arg_key><arg_value>true</arg_value>"
+        '<arg_key>tags</arg_key><arg_value>["a", "b, c"]</arg_value><arg_key>options</arg_key>'
+        '<arg_value>{"x": null}</arg_value></tool_call><tool_call>now</tool_call></tool_calls>',
+        code="<tool_calls><tool_call>weather<arg_key>city</arg_key>"
+        f"<arg_value>{CODE}</arg_value></tool_call></tool_calls>",
+        thinking="hy_v4",
+        thought=("<think>", "</think>"),
+        malformed=(
+            "<tool_calls>weather</tool_calls>",
+            "<tool_calls><tool_call>weather<arg_key>city</arg_key></tool_call></tool_calls>",
+        ),
+    ),
+    Family(
+        calls="k2_horizon",
+        tokens=tuple(
+            f"<{slash}ifm|{tag}>"
+            for tag in ("tool_calls", "tool_call", "arg_key", "arg_type", "arg_value", "think")
+            for slash in ("", "/")
+        ),
+        two_calls=ifm(
+            "<@tool_calls>\n<@tool_call>weather\n<@arg_key>city</@arg_key>\n<@arg_value>Sao Paulo</@arg_value>\n"
+            "<@arg_key>days</@arg_key>\n<@arg_type>integer</@arg_type>\n<@arg_value>3</@arg_value>\n"
+            "<@arg_key>exact</@arg_key>\n<@arg_value>true</@arg_value>\n<@arg_key>tags</@arg_key>\n"
+            '<@arg_type>array[string]</@arg_type>\n<@arg_value>["a", "b, c"]</@arg_value>\n'
+            '<@arg_key>options</@arg_key>\n<@arg_value>{"x": null}</@arg_value>\n</@tool_call>\n'
+            '<@tool_call>{"name": "now", "arguments": {}}</@tool_call>\n</@tool_calls>'
+        ),
+        code=ifm("<@tool_calls>\n<@tool_call>weather\n<@arg_key>city</@arg_key>\n<@arg_value>")
+        + CODE
+        + ifm("</@arg_value>\n</@tool_call>\n</@tool_calls>"),
+        thinking="k2_horizon",
+        thought=("<ifm|think>", "</ifm|think>"),
+        malformed=(
+            ifm("<@tool_calls>\nweather\n</@tool_calls>"),
+            ifm("<@tool_calls>\n<@tool_call>weather\n<@arg_key>city</@arg_key>\n</@tool_call>\n</@tool_calls>"),
+            ifm('<@tool_calls>\n<@tool_call>{"name": "now"</@tool_call>\n</@tool_calls>'),
+        ),
+    ),
+    Family(
         calls="kimi_k3",
         tokens=("<|open|>", "<|close|>", "<|sep|>"),
         two_calls=opened("tools")
@@ -419,7 +470,7 @@ def test_an_output_that_is_cut_inside_the_thinking_has_no_text(family: Family, n
     message = Reading(written, text, tokens=family.tokens).message()
     open_in_prompt = Reading(written, text.removeprefix(begin), tokens=family.tokens, in_thinking=True).message()
     assert message == open_in_prompt
-    if family.thinking not in ("gemma4", "solar_open2"):  # a call ends their thinking
+    if family.thinking not in ("gemma4", "k2_horizon", "solar_open2"):  # a call ends their thinking
         assert (message.text, message.tool_calls) == ("", [])
         assert message.reasoning.split() == f"Hm {family.code}".split()
 

@@ -134,7 +134,7 @@ class JsonCalls:
         goes_on = True
         while goes_on:
             yield from reader.spaces()
-            yield from self._read_call(source, calls, is_bare)
+            yield from self.read_call(source, calls, is_bare=is_bare)
             if is_array:
                 goes_on = yield from reader.accept_after_spaces(",")
             else:
@@ -149,7 +149,8 @@ class JsonCalls:
             return True
         return (yield from reader.after_spaces()) == "{"
 
-    def _read_call(self, source: Source, calls: CallWriter, is_bare: bool) -> Steps[None]:
+    def read_call(self, source: Source, calls: CallWriter, *, is_bare: bool = False) -> Steps[None]:
+        """Read one object. Without a marker (`is_bare`) only that of a known tool is a call. Raises: Malformed."""
         reader = source.reader
         calls.begin()
         yield from reader.expect("{")
