@@ -50,6 +50,12 @@ def constrained(params: SamplingParams, reading: Reading, grammars: GrammarCheck
         return _with_form(params, params.structured_outputs, reading, grammars)
     if not tools.may_call:
         return _free(params, reading)
+    if params.ignore_eos:
+        if tools.choice is Choice.REQUIRED:
+            raise invalid(
+                "tool_choice", "tool_choice needs a grammar, whose end ignore_eos would pass; send one of them."
+            )
+        return _only_read(_free(params, reading), "a grammar ends an output, and ignore_eos is set")
     return _with_calls(params, reading, grammars)
 
 
