@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Protocol, runtime_checkable
 
 from quire.message_formats.grammars.call_grammar import CallGrammar
@@ -19,6 +20,8 @@ class Thinking:
 
     begin: str
     end: str
+    others: tuple[tuple[str, str], ...] = ()
+    """Other pairs of markers. Those that the prompt has begun, or ended, count in its answer."""
     is_implied: bool = False
     """Every message begins inside the thinking, whether its prompt says so or not."""
     ends_before: tuple[str, ...] = ()
@@ -38,7 +41,8 @@ class Thinking:
     def markers(self) -> tuple[str, ...]:
         """All markers."""
         layout = () if self.layout is None else self.layout.markers
-        return (self.begin, self.end, *self.ends_before, *(self.answer or ()), *self.closing, *layout)
+        pairs = ((self.begin, self.end), *self.others)
+        return (*chain(*pairs), *self.ends_before, *(self.answer or ()), *self.closing, *layout)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,10 +100,21 @@ class CallSyntax(Protocol):
 class Layout(Protocol):
     """How whole messages are written that are not thinking, then text and calls in turn."""
 
-    answer: str
-    """What stands before the answer. The form of an answer counts from there on."""
-    call_end: str
-    """What ends a call."""
+    @property
+    def answer(self) -> str:
+        """What stands before the answer. The form of an answer counts from there on."""
+
+    @property
+    def call_end(self) -> str:
+        """What ends a call."""
+
+    @property
+    def frame(self) -> tuple[str, ...]:
+        """Markers that are tokens where a grammar takes headers."""
+
+    @property
+    def takes_headers(self) -> bool:
+        """A grammar of calls takes the headers of all messages. Otherwise it counts behind the markers of calls."""
 
     @property
     def markers(self) -> tuple[str, ...]:

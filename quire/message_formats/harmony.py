@@ -49,9 +49,10 @@ class Harmony:
     begins = (START, CHANNEL)
     bare = ""
     has_other_openings = False
+    takes_headers = True
     answer = f"{CHANNEL}final{MESSAGE}"
     call_end = CALL
-    markers = (START, CHANNEL, CONSTRAIN, MESSAGE, *ENDS)
+    markers = frame = (START, CHANNEL, CONSTRAIN, MESSAGE, *ENDS)
 
     def read(self, source: Source, begin: str, calls: CallWriter) -> Steps[None]:
         """See `CallSyntax`. No text of another layout holds such calls."""
@@ -142,8 +143,8 @@ class _Messages:
         self._source = source
         self._reader = source.reader
         self._message = message
-        self._text = _Bodies(message.text)
-        self._reasoning = _Bodies(message.reasoning)
+        self._text = Bodies(message.text)
+        self._reasoning = Bodies(message.reasoning)
         marks = source.marks
         self._start, self._channel, self._constrain, self._mark = map(marks, (START, CHANNEL, CONSTRAIN, MESSAGE))
         self._ends = tuple(map(marks, ENDS))
@@ -254,7 +255,7 @@ class _Messages:
             self._reader.unread(self._start)
 
 
-class _Bodies:
+class Bodies:
     """The bodies of messages of one kind as one text: an empty line between two."""
 
     def __init__(self, put: Callable[[str], None]) -> None:

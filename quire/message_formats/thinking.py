@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from quire.message_formats.format import MessageFormat
 from quire.message_formats.marks import Marks
@@ -29,6 +30,18 @@ def in_thinking(message_format: MessageFormat, marks: Marks, prompt_token_ids: S
         return False
     is_begun = last == thinking.begin if thinking.begin in marks.ids else text.endswith(thinking.begin)
     return is_begun or thinking.is_implied
+
+
+def of_prompt(known: MessageFormat, marks: Marks, prompt_token_ids: Sequence[int], prompt_text: str) -> MessageFormat:
+    """The format of a prompt's answer: of several pairs of markers around thinking, those that the prompt has."""
+    thinking = known.thinking
+    if thinking is None or not thinking.others:
+        return known
+    last, text = _last_marker(marks, prompt_token_ids), prompt_text[-_TAIL:].rstrip(SPACE)
+    for begin, end in thinking.others:
+        if last in (begin, end) or (begin not in marks.ids and text.endswith((begin, end))):
+            return replace(known, thinking=replace(thinking, begin=begin, end=end))
+    return known
 
 
 def marked_thinking(message_format: MessageFormat, marks: Marks, tokenizer: Tokenizer) -> Thinking | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 from urllib.parse import unquote
@@ -14,7 +14,7 @@ from quire.message_formats.tools import Tool
 
 ANY = frozenset({"string", "number", "integer", "boolean", "null", "array", "object"})
 MAX_HOPS = 16
-"""Of references and of schemas inside anyOf and its like."""
+"""From one reference to the next."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +55,35 @@ def parameter_schema(tool: Tool | None, name: str) -> Any:
     return tool.parameters.get("additionalProperties", True)
 
 
+def property_schema(schema: Any, name: str, root: Mapping[str, Any]) -> Any:
+    """The schema of a property, by the first of the schemas in `schema` that has one; true where none has."""
+    others: list[Any] = []
+    for one in _alternatives(schema, root):
+        listed = one.get("properties")
+        if isinstance(listed, Mapping) and name in listed:
+            return listed[name]
+        if isinstance(one.get("additionalProperties"), Mapping):
+            others.append(one["additionalProperties"])
+    return others[0] if others else True
+
+
+def item_schema(schema: Any, _: str, root: Mapping[str, Any]) -> Any:
+    """The schema of an array's items, by the first of the schemas in `schema` that has one; true where none has."""
+    return next((one["items"] for one in _alternatives(schema, root) if isinstance(one.get("items"), Mapping)), True)
+
+
+def _alternatives(schema: Any, root: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """A schema and those inside its anyOf, oneOf and allOf."""
+    waiting, known = [schema], set[int]()
+    while waiting:
+        one = resolved(waiting.pop(), root)
+        if isinstance(one, Mapping) and id(one) not in known:
+            known.add(id(one))
+            yield one
+            for keyword in ("allOf", "oneOf", "anyOf"):
+                waiting += reversed(one[keyword]) if isinstance(one.get(keyword), list) else ()
+
+
 def has_parameter(tool: Tool | None, name: str) -> bool:
     """Whether a tool lists a parameter; any name where it lists none."""
     listed = None if tool is None else tool.parameters.get("properties")
@@ -66,17 +95,28 @@ def value_type(tool: Tool | None, name: str) -> ValueType:
     return type_of_schema(parameter_schema(tool, name), {} if tool is None else tool.parameters)
 
 
-def type_of_schema(schema: Any, root: Mapping[str, Any], hops: int = MAX_HOPS) -> ValueType:
-    """What a schema allows; where it cannot be told, anything. `root` is what its references are looked up in."""
+def type_of_schema(schema: Any, root: Mapping[str, Any], known: dict[int, ValueType] | None = None) -> ValueType:
+    """What a schema allows; where it cannot be told, anything. `root` is what its references are looked up in.
+
+    `known` holds what was found of the schemas inside it, by identity: of one that holds itself, anything.
+    """
     schema = resolved(schema, root)
-    if not isinstance(schema, Mapping) or hops == 0:
+    if not isinstance(schema, Mapping):
         return ValueType()
+    known = {} if known is None else known
+    if id(schema) not in known:
+        known[id(schema)] = ValueType()
+        known[id(schema)] = _combined_type(schema, root, known)
+    return known[id(schema)]
+
+
+def _combined_type(schema: Mapping[str, Any], root: Mapping[str, Any], known: dict[int, ValueType]) -> ValueType:
     found = _own_type(schema)
     for keyword in ("anyOf", "oneOf"):
         if isinstance(schema.get(keyword), list) and schema[keyword]:
-            found = _both(found, _either([type_of_schema(one, root, hops - 1) for one in schema[keyword]]))
+            found = _both(found, _either([type_of_schema(one, root, known) for one in schema[keyword]]))
     for one in schema["allOf"] if isinstance(schema.get("allOf"), list) else ():
-        found = _both(found, type_of_schema(one, root, hops - 1))
+        found = _both(found, type_of_schema(one, root, known))
     return ValueType(found.kinds | {"null"}, found.texts) if schema.get("nullable") is True else found
 
 

@@ -19,7 +19,7 @@ from quire.errors import EngineError, RequestError, UnsupportedFeature
 from quire.log import get_logger
 from quire.message_formats.choice import Choice, choose
 from quire.message_formats.format import MessageFormat
-from quire.message_formats.formats import CALLS, THINKING
+from quire.message_formats.formats import calls_of, thinking_of
 from quire.message_formats.marks import Marks
 from quire.message_formats.thinking import marked_thinking
 from quire.observability.prometheus import Metrics
@@ -267,7 +267,8 @@ class Service:
         """How the model writes thinking and tool calls."""
         calls, thinking = self._chosen_formats.calls, self._chosen_formats.thinking
         return MessageFormat(
-            calls=None if calls is None else CALLS[calls], thinking=None if thinking is None else THINKING[thinking]
+            calls=None if calls is None else calls_of(calls, self.tokenizer),
+            thinking=None if thinking is None else thinking_of(thinking, self.tokenizer),
         )
 
     @cached_property

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TypeVar, cast
+from typing import NoReturn, TypeVar, cast
 
 from quire.errors import InvalidParameter, InvalidUnicode, RequestError, UnsupportedFeature, shown
 from quire.tokenizer.tokenizer import without_marks
@@ -254,9 +254,17 @@ def _parsed(text: str) -> object:
             if num_values % VALUES_PER_CHECK == 0:
                 check_cancelled()
     try:
-        return json.loads(text or "{}")
-    except (ValueError, RecursionError) as error:
+        return json.loads(text or "{}", parse_constant=_no_json)
+    except json.JSONDecodeError as error:
         raise unfit(f" is not valid JSON: {error}") from error
+    except RecursionError:
+        raise unfit(" is nested too deeply") from None
+    except ValueError:
+        raise unfit(" has a number of too many digits") from None
+
+
+def _no_json(name: str) -> NoReturn:
+    raise unfit(f" is not valid JSON, which has no {name}")
 
 
 def text_of_parts(parts: list[Json]) -> list[str]:

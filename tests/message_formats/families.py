@@ -77,6 +77,25 @@ def cohere(calls: list[Call], mark: Mark) -> str:
     return mark("<|START_ACTION|>") + "[\n" + ",\n".join(lines) + "\n]" + mark("<|END_ACTION|>")
 
 
+def cohere_spaced(calls: list[Call], mark: Mark) -> str:
+    lines = [
+        f'\n    {{"tool_call_id": "{index}", "tool_name": "{name}", "parameters": {arguments}}}'
+        for index, (name, arguments) in enumerate(calls)
+    ]
+    return mark("<|START_ACTION|>") + "[\n" + ",\n".join(lines) + "\n\n]" + mark("<|END_ACTION|>")
+
+
+def plamo(calls: list[Call], mark: Mark) -> str:
+    def marked(*names: str, tail: str = "") -> str:
+        return mark("".join(f"<|plamo:{name}:plamo|>" for name in names) + tail)
+
+    head = marked("begin_tool_request", "begin_tool_name")
+    middle = marked("end_tool_name", "begin_tool_arguments", tail="<|plamo:constrain|>json<|plamo:msg|>")
+    end = marked("end_tool_arguments", "end_tool_request")
+    written = "".join(f"{head}{name}{middle}{arguments}{end}" for name, arguments in calls)
+    return marked("begin_tool_requests") + written + marked("end_tool_requests")
+
+
 def deepseek_v3(calls: list[Call], mark: Mark) -> str:
     begin, middle, end = mark("<｜tool▁call▁begin｜>"), mark("<｜tool▁sep｜>"), mark("<｜tool▁call▁end｜>")  # noqa: RUF001
     written = [f"{begin}function{middle}{name}\n```json\n{arguments}\n```{end}" for name, arguments in calls]
@@ -152,6 +171,7 @@ class Family:
 FAMILIES = {
     "Apertus": Family("apertus", apertus),
     "Command A": Family("cohere_command3", cohere),
+    "Command A+": Family("cohere_command4", cohere_spaced),
     "DeepSeek V3": Family("deepseek_v3", deepseek_v3),
     "DeepSeek V3.1": Family("deepseek_v31", deepseek_v31),
     "ERNIE 4.5": Family("ernie45", each("<tool_call>", "</tool_call>")),
@@ -180,6 +200,7 @@ FAMILIES = {
         is_for_grammar=False,
     ),
     "Nemotron Nano 2": Family("nemotron_json", array("<TOOLCALL>", "</TOOLCALL>")),
+    "PLaMo 3": Family("plamo3", plamo),
     "Phi-4-mini": Family("phi4_mini_json", array("<|tool_call|>", "<|/tool_call|>")),
     "Phi-4-mini, functools": Family("phi4_mini_json", array("functools"), is_for_grammar=False),
     "Qwen 2.5 and 3": Family("hermes", each("<tool_call>", "</tool_call>")),

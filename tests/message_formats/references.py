@@ -15,10 +15,14 @@ import re
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
+from xml.etree import ElementTree
+from xml.sax.saxutils import escape, quoteattr
 
+from quire.message_formats.blocks import Blocks
 from quire.message_formats.calls.function_gemma import GemmaCalls
 from quire.message_formats.calls.json_calls import JsonCalls
 from quire.message_formats.calls.named_json import NamedJson
+from quire.message_formats.calls.nested_tags import NestedTags
 from quire.message_formats.calls.pythonic import PythonicCalls
 from quire.message_formats.calls.tagged import TaggedCalls
 from quire.message_formats.formats import CALLS
@@ -32,6 +36,7 @@ _PAIRS = json.JSONDecoder(strict=False, object_pairs_hook=lambda pairs: pairs)
 def calls_in(name: str, text: str) -> list[Call]:
     """The calls that stand in a text, in order; one that repeats a parameter is none."""
     calls = CALLS[name]
+    calls = calls.calls if isinstance(calls, Blocks) else calls
     if isinstance(calls, JsonCalls):
         return list(_objects(calls, text))
     if isinstance(calls, NamedJson):
@@ -42,6 +47,8 @@ def calls_in(name: str, text: str) -> list[Call]:
             return list(_python(text))
     if isinstance(calls, TaggedCalls):
         return list(_tagged(calls, text))
+    if isinstance(calls, NestedTags):
+        return list(_elements(calls.space, text))
     return list(_gemma(calls.quote, text) if isinstance(calls, GemmaCalls) else _harmony(text))
 
 
@@ -62,7 +69,7 @@ def _objects(calls: JsonCalls, text: str) -> Iterator[Call]:
         except ValueError:
             continue
         names = [value[key] for key, _ in pairs if key in ("name", "tool_name")]
-        given = [value[key] for key, _ in pairs if key in ("arguments", "parameters")]
+        given = [value[key] for key, _ in pairs if key in ("arguments", "parameters", calls.arguments_key)]
         if not calls.name_key:
             names, given = list(value), list(value.values())
         arguments = _arguments(given[0]) if len(given) == 1 else {} if not given else None
@@ -76,8 +83,8 @@ def _named(text: str, is_numbered: bool) -> Iterator[Call]:
             value, _ = _DECODER.raw_decode(text, match.start())
         except ValueError:
             continue
-        middle = r"\s*(?:\[CALL_ID\]\w*)?\s*(?:\[ARGS\]|<[^<>\s]*>)?\s*(?:```json)?\s*$"
-        before = re.search(r"""([^\s"'`,;(){}\[\]<>]+)""" + middle, text[: match.start()])
+        middle = r"\s*(?:\[CALL_ID\]\w*)?\s*(?:\[ARGS\]|(?:<[^<>\s]*>(?:json)?)*)\s*(?:```json)?\s*$"
+        before = re.search(r"""([^\s"'`,;(){}\[\]<>]+)""" + middle, text[max(0, match.start() - 400) : match.start()])
         arguments = _arguments(value)
         if before and arguments is not None:
             name = before[1]
@@ -139,7 +146,10 @@ def _tagged(calls: TaggedCalls, text: str) -> Iterator[Call]:
     end = re.escape(calls.call_end or calls.end)
     key, key_end = map(re.escape, calls.key)
     kind = f"({'|'.join(re.escape(kind) for kind, _ in calls.kinds)})" if calls.kinds else ""
-    opening = rf"{key}([^<>\"\n]*){key_end}{kind}" + (rf"\s*{re.escape(calls.value[0])}" if calls.value[0] else "")
+    type_of = rf"(?:\s*{re.escape(calls.type_of[0])}(?s:.*?){re.escape(calls.type_of[1])})?" if calls.type_of else ""
+    opening = rf"{key}([^<>\"\n]*){key_end}{type_of}{kind}" + (
+        rf"\s*{re.escape(calls.value[0])}" if calls.value[0] else ""
+    )
     at_line = rf"(?:^|\n)\s*{key}" if calls.line else key
     closed = rf"(?s:(.*?)){re.escape(calls.value[1])}"
     if calls.cdata is not None:
@@ -147,6 +157,8 @@ def _tagged(calls: TaggedCalls, text: str) -> Iterator[Call]:
         closed = rf"(?s:({begin}.*?{stop}|.*?)){re.escape(calls.value[1])}"
     lenient = rf"(?s:(.*?))(?:{re.escape(calls.value[1])}|(?=\s*{opening})|(?=\s*{end}))"
     for match in re.finditer(head, text):
+        if calls.objects is not None and text[match.end() :].lstrip().startswith("{"):
+            yield from list(_objects(calls.objects, text[match.end() :]))[:1]
         for value in (lenient, closed):
             found = re.compile(rf"\s*{opening}{value}").match
             at, values, is_good = match.end(), list[tuple[str, Any]](), True
@@ -173,12 +185,58 @@ def _value(calls: TaggedCalls, key: str, kind: str, body: str) -> Any:
     is_text = key in TEXTS if not kind else kind.startswith(("true", "string"))
     if is_text:
         return body
+    return _any_value(body)
+
+
+def _elements(space: str, text: str) -> Iterator[Call]:
+    """With another way to write tags it is XML. What two tags of a text stand around is one, whatever it quotes."""
+    mark, hidden = re.escape(space), "\0"
+    for match in re.finditer(mark + r'<invoke name="([\w.:/$@+-]*)">', text):
+        body, _, _ = text[match.end() :].partition(f"{space}</invoke>")
+        for name in TEXTS:
+            inside = rf"({mark}<{name}>)(?s:(.*?))({mark}</{name}>)"
+            body = re.sub(inside, lambda one: one[1] + one[2].replace(space, hidden) + one[3], body)
+        pieces = re.split(rf"{mark}<(/?)([^<>/\s][^<>\n]*)>", body)
+        tags = [
+            "</e>" if slash else f"<e name={quoteattr(name)}>"
+            for slash, name in zip(pieces[1::3], pieces[2::3], strict=True)
+        ]
+        texts = [escape(piece.replace(hidden, space)) for piece in pieces[::3]]
+        try:
+            root = ElementTree.fromstring(
+                f"<r>{texts[0]}{''.join(map(''.join, zip(tags, texts[1:], strict=True)))}</r>"
+            )
+            yield match[1], _properties(root)
+        except (ElementTree.ParseError, ValueError):
+            continue
+
+
+def _properties(element: ElementTree.Element) -> dict[str, Any]:
+    pairs = [(child.attrib["name"], _element(child)) for child in element]
+    text = "".join([element.text or "", *(child.tail or "" for child in element)])
+    if len(dict(pairs)) < len(pairs) or text.strip():
+        raise ValueError
+    return dict(pairs)
+
+
+def _element(element: ElementTree.Element) -> Any:
+    name, text = element.attrib["name"], element.text or ""
+    if len(element) and {child.attrib["name"] for child in element} == {"item"} and name != "options":
+        return [_element(child) for child in element]
+    if len(element):
+        return _properties(element)
+    if name in TEXTS or not text.strip():
+        return {"tags": [], "options": {}}.get(name, text)
+    return _any_value(text)
+
+
+def _any_value(text: str) -> Any:
     with contextlib.suppress(ValueError):
-        return json.loads(body, strict=False)
-    if re.search(r"\w[\"']\s*[\"']", body) is None:  # Python makes one text of two
+        return json.loads(text, strict=False)
+    if re.search(r"\w[\"']\s*[\"']", text) is None:  # Python makes one text of two
         with contextlib.suppress(ValueError, SyntaxError):
-            return _literal(ast.parse(body.strip(), mode="eval").body)
-    return body
+            return _literal(ast.parse(text.strip(), mode="eval").body)
+    return text
 
 
 def _gemma(quote: str, text: str) -> Iterator[Call]:

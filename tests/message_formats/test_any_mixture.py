@@ -22,6 +22,9 @@ PIECES = [
     "True",
     "null",
     "to=functions.weather",
+    "to=weather",
+    "assistant",
+    '{"name":"weather","args":{}}',
     "analysis",
     "weather(",
     "f(a=[{'b': (1,)}])",
@@ -32,7 +35,8 @@ def squeezed(text: str) -> str:
     return "".join(text.split())
 
 
-every_family = pytest.mark.parametrize("family", [*FAMILIES, Family("openai", (), "", "")], ids=lambda one: one.calls)
+LAYOUTS = [Family(name, (), "", "") for name in ("openai", "inkling", "muse")]
+every_family = pytest.mark.parametrize("family", [*FAMILIES, *LAYOUTS], ids=lambda one: one.calls)
 both = pytest.mark.parametrize("as_tokens", [True, False], ids=["tokens", "text"])
 
 
@@ -67,7 +71,7 @@ def check(family: Family, as_tokens: bool, data: st.DataObject) -> None:
         assert Message.of(reading.parts(cut)) == whole
     for call in whole.tool_calls:
         assert isinstance(json.loads(call.arguments), dict)
-    if not whole.tool_calls and family.calls != "openai":  # whose headers are no text
+    if not whole.tool_calls and family not in LAYOUTS:  # whose headers are no text
         assert squeezed(whole.text) == squeezed("".join(pieces))
     reading.calls_as_they_come = True
     early = Message.of(reading.parts([reading.text]))

@@ -12,6 +12,7 @@ from quire.message_formats.parser import MessageParser
 from quire.message_formats.parts import Message
 from tests.message_formats.families import FAMILIES, Tokens
 from tests.message_formats.reading import TOOLS, marked
+from tests.message_formats.test_blocks import call, output
 from tests.message_formats.test_transcripts import FAMILIES as OTHERS
 
 SMALL = 5
@@ -19,6 +20,8 @@ SMALL = 5
 TWO = [("weather", '{"city": "Rome"}'), ("now", "{}")]
 WRITTEN = {name: (family.format, family.write(TWO, lambda marker: marker)) for name, family in FAMILIES.items()}
 WRITTEN |= {family.calls: (family.calls, family.two_calls) for family in OTHERS}
+LAYOUTS = ("inkling", "muse")
+WRITTEN |= {name: (name, output(name, call(name, "weather", city="Rome"), call(name, "now"))) for name in LAYOUTS}
 TOKENS = {family.calls: family.tokens for family in OTHERS}
 both = pytest.mark.parametrize("as_tokens", [True, False], ids=["tokens", "text"])
 every = pytest.mark.parametrize("name", WRITTEN)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from quire.message_formats.format import Layout
 from quire.message_formats.formats import CALLS
 from quire.message_formats.parts import Message
 from tests.message_formats.families import FAMILIES
@@ -25,17 +26,30 @@ TWO = [
     ("weather", '{"city": "Oslo"}'),
 ]
 ALIKE = {"deepseek_v4": "deepseek_v32", "glm47": "glm45", "qwen3_xml": "qwen3_coder", "step3p5": "qwen3_coder"}
-ALIKE |= {"poolside_v1": "glm45"}
+ALIKE |= {"deepseek_v41": "deepseek_v32", "ling3": "glm45", "step5": "qwen3_coder"}
 """Formats without a transcript of their own, and whose they take."""
 HARMONY = (
     "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary to=functions.weather "
     '<|constrain|>json<|message|>{"city": "Rome", "days": 3}<|call|><|start|>assistant<|channel|>commentary '
     "to=functions.now <|constrain|>json<|message|>{}<|call|>"
 )
+INKLING = (
+    "<|content_thinking|>Hm.<|end_message|><|message_model|>weather<|content_invoke_tool_json|>"
+    '{"name":"weather","args":{"city": "Rome", "days": 3, "tags": ["a", "b, c"]}}<|end_message|><|message_model|>now'
+    '<|content_invoke_tool_json|>{"name":"now","args":{}}<|end_message|><|content_model_end_sampling|>'
+)
+MUSE = (
+    ' to=self<|message|>Hm.<|eom|><|start|>assistant to=weather<|message|><atem:function_calls>\n<atem:invoke name="'
+    'weather">\n<atem:parameter name="city">Rome</atem:parameter>\n<atem:parameter name="days">3</atem:parameter>\n'
+    "</atem:invoke>\n</atem:function_calls><|eom|><|start|>assistant to=now<|message|><atem:function_calls>\n"
+    '<atem:invoke name="now">\n</atem:invoke>\n</atem:function_calls><|eot|>'
+)
 WRITTEN = {family.format: family.write(TWO, str) for family in FAMILIES.values()}
 WRITTEN |= {family.calls: f"{family.two_calls}\nAnd {family.code}" for family in OTHERS}
 WRITTEN |= {
     "openai": HARMONY,
+    "inkling": INKLING,
+    **dict.fromkeys(("muse", "muse_glimmer", "musespark1x"), MUSE),
     "pythonic": "[weather(city='Rome', days=3, tags=['a', \"b, c\"]), now(), weather(city='Oslo')]",
 }
 TOKENS = {family.calls: family.tokens for family in OTHERS}
@@ -90,11 +104,11 @@ def check(name: str, text: str, *, as_tokens: bool) -> None:
     allowed = iter([(one, stripped(arguments)) for one, arguments in calls_in(name, text)])
     for call in message.tool_calls:
         assert (call.name, stripped(json.loads(call.arguments))) in allowed, (text, message)
-    if name == "openai":  # whose headers are no text
+    if name == "openai":  # words in whose headers are no text
         return
-    if not message.tool_calls:
+    if not message.tool_calls and not isinstance(CALLS[name], Layout):  # whose headers are no text
         assert "".join(message.text.split()) == "".join(text.split())
-    shown = "".join([message.text, *(call.name + call.arguments for call in message.tool_calls)])
+    shown = "".join([message.text, message.reasoning, *(call.name + call.arguments for call in message.tool_calls)])
     lost = words_of(text) - words_of(shown)
     assert not lost, (lost, text, message)
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from quire.message_formats.formats import THINKING
-from quire.message_formats.thinking import in_thinking
+from quire.message_formats.formats import CALLS, THINKING, calls_of, thinking_of
+from quire.message_formats.thinking import in_thinking, of_prompt
 from tests.message_formats.reading import Reading, marks_of, message_format, read_everyhow
 
 THINK = ("<think>", "</think>")
@@ -18,24 +20,47 @@ WRITTEN = {
         "<|START_THINKING|>Hm.<|END_THINKING|><|START_RESPONSE|>Yes.<|END_RESPONSE|>",
         ("<|START_THINKING|>", "<|END_THINKING|>", "<|START_RESPONSE|>", "<|END_RESPONSE|>"),
     ),
+    "cohere_command4": (
+        "<|START_THINKING|>Hm.<|END_THINKING|><|START_TEXT|>Yes.<|END_TEXT|>",
+        ("<|START_THINKING|>", "<|END_THINKING|>", "<|START_TEXT|>", "<|END_TEXT|>"),
+    ),
     "deepseek_r1": ("<think>\nHm.\n</think>\n\nYes.", THINK),
     "deepseek_v3": ("<think>Hm.</think>Yes.", THINK),
     "deepseek_v4": ("<think>Hm.</think>Yes.", THINK),
+    "deepseek_v41": ("<think>Hm.</think>Yes.", THINK),
     "ernie45": ("<think>\nHm.\n</think>\n\n<response>\nYes.\n</response>\n", THINK),
     "gemma4": ("<|channel>thought\nHm.<channel|>Yes.", ("<|channel>", "<channel|>")),
     "glm45": ("\n<think>Hm.</think>\nYes.", THINK),
     "glm47": ("<think>Hm.</think>Yes.", THINK),
     "granite": ("Here is my thought process: Hm. Here is my response: Yes.", ()),
+    "granite_thinking_parser": ("<think>\nHm.\n</think>\nYes.", THINK),
+    "holo2": ("<think>\nHm.\n</think>\n\nYes.", THINK),
     "hunyuan_a13b": ("<think>\nHm.\n</think>\n<answer>\nYes.\n</answer>", ()),
     "hy_v3": ("<think:opensource>Hm.</think:opensource>Yes.", ("<think:opensource>", "</think:opensource>")),
+    "hy_v4": ("<think>Hm.</think>Yes.", THINK),
+    "k2_horizon": ("<ifm|think>Hm.</ifm|think>\nYes.", ("<ifm|think>", "</ifm|think>")),
+    "inkling": (
+        "<|content_thinking|>Hm.<|end_message|><|message_model|><|content_text|>Yes.<|end_message|>"
+        "<|content_model_end_sampling|>",
+        ("<|message_model|>", "<|content_thinking|>", "<|content_text|>", "<|end_message|>"),
+    ),
+    **dict.fromkeys(
+        ("muse", "muse_glimmer", "musespark1x"),
+        (
+            " to=self<|message|>Hm.<|eom|><|start|>assistant to=user<|message|>Yes.<|eot|>",
+            ("<|start|>", "<|message|>", "<|eom|>", "<|eot|>"),
+        ),
+    ),
     "kimi_k3": (
         "<|open|>think<|sep|>Hm.<|close|>think<|sep|><|open|>response<|sep|>Yes.<|close|>response<|sep|>"
         "<|close|>message<|sep|>",
         ("<|open|>", "<|close|>", "<|sep|>"),
     ),
     "kimi_k2": ("<think>Hm.</think>Yes.", THINK),
+    "ling3": ("<think>Hm.</think>Yes.", THINK),
     "mimo": ("<think>Hm.</think>Yes.", THINK),
     "minimax_m2": ("<think>\nHm.\n</think>\n\nYes.", THINK),
+    "minimax_m3": ("<mm:think>Hm.</mm:think>Yes.", ("<mm:think>", "</mm:think>")),
     "mistral": ("[THINK]Hm.[/THINK]Yes.", ("[THINK]", "[/THINK]")),
     "nemotron_v3": ("<think>\nHm.\n</think>\nYes.", THINK),
     "olmo3": ("<think>Hm.</think>Yes.", ()),
@@ -43,10 +68,17 @@ WRITTEN = {
         "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Yes.",
         ("<|channel|>", "<|message|>", "<|end|>", "<|start|>"),
     ),
+    "plamo3": (
+        "<|plamo:begin_think:plamo|>Hm.<|plamo:end_think:plamo|>Yes.",
+        ("<|plamo:begin_", "<|plamo:end_", ":plamo|>"),
+    ),
+    "poolside_v1": ("<think>Hm.</think>Yes.", THINK),
     "qwen3": ("<think>\nHm.\n</think>\n\nYes.", THINK),
     "seed_oss": ("<seed:think>Hm.</seed:think>Yes.", ("<seed:think>", "</seed:think>")),
+    "solar_open2": ("<|think:start|>Hm.<|think:end|>Yes.", ("<|think:start|>", "<|think:end|>")),
     "step3": ("<think>\nHm.\n</think>\n\nYes.", THINK),
     "step3p5": ("<think>\nHm.\n</think>\nYes.", THINK),
+    "step5": ("<think>\nHm.\n</think>\n\nYes.", THINK),
 }
 
 
@@ -131,6 +163,36 @@ def test_whether_a_prompt_has_begun_the_thinking_is_told_by_tokens(
     written = message_format(None, name)
     marks = marks_of(written, THINK, ["<|im_start|>", "    "])
     assert in_thinking(written, marks, token_ids, "") is expected
+
+
+def test_of_several_markers_those_of_the_prompt_count() -> None:
+    written = message_format(None, "k2_horizon")
+    tokens = ("<ifm|think>", "</ifm|think>", "<ifm|think_fast>", "</ifm|think_fast>")
+    marks = marks_of(written, tokens)
+    fast, end, none = marks.ids["<ifm|think_fast>"], marks.ids["</ifm|think_fast>"], 5
+    for ids, text, begin, is_open in [
+        ([none, fast], "<ifm|think_fast>", "<ifm|think_fast>", True),
+        ([fast, end], "<ifm|think_fast></ifm|think_fast>", "<ifm|think_fast>", False),
+        ([none], "<ifm|think_faster>\n", "<ifm|think_faster>", True),  # which is no token here
+        ([none], "Hm", "<ifm|think>", False),
+    ]:
+        chosen = of_prompt(written, marks, ids, text)
+        assert chosen.thinking is not None
+        assert (chosen.thinking.begin, chosen.thinking.end) == (begin, begin.replace("<", "</"))
+        assert in_thinking(chosen, marks, ids, text) is is_open
+        reading = Reading(chosen, f"Hm.{chosen.thinking.end}Yes.", tokens=tokens, in_thinking=True)
+        assert (reading.message().reasoning, reading.message().text) == ("Hm.", "Yes.")
+
+
+def test_tags_of_hunyuan_have_the_suffix_that_the_tokenizer_has() -> None:
+    found: Any = SimpleNamespace(added_tokens={1: "<tool_call:6124c78e>", 2: "</think:6124c78e>"})
+    assert thinking_of("hy_v4", found).markers == ("<think:6124c78e>", "</think:6124c78e>")
+    assert calls_of("hy_v3", found).begins == ("<tool_calls:6124c78e>",)
+    plain: Any = SimpleNamespace(added_tokens={1: "<tool_call>"})
+    assert calls_of("hy_v3", plain).begins == calls_of("hy_v4", plain).begins == ("<tool_calls>",)
+    assert calls_of("hermes", plain) is CALLS["hermes"]
+    other: Any = SimpleNamespace(added_tokens={})
+    assert thinking_of("hy_v3", other) is THINKING["hy_v3"]
 
 
 def test_or_by_the_end_of_its_text() -> None:

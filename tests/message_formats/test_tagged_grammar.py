@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import jsonschema
 import pytest
@@ -62,9 +62,9 @@ class TaggedWalker(Walker):
             *(self.marks(text).encode("utf-8", "surrogatepass") for text in found.added_tokens.values()),
         ]
 
-    def read(self, text: str) -> Message:
+    def read(self, text: str, tools: Mapping[str, Tool] = BY_NAME) -> Message:
         parser = MessageParser(
-            MessageFormat(calls=self.calls), self.marks, tools=BY_NAME, new_id=str, calls_as_they_come=True
+            MessageFormat(calls=self.calls), self.marks, tools=tools, new_id=str, calls_as_they_come=True
         )
         return Message.of([part for piece in text for part in parser.feed(piece)] + parser.finish())
 

@@ -50,6 +50,16 @@ def argument(key: str, kind: str, value: str) -> str:
     return opened("argument", key=key, type=kind) + value + closed("argument")
 
 
+def ifm(text: str) -> str:
+    """Tags as K2 Horizon writes them, an @ for what their names begin with."""
+    return text.replace("@", "ifm|")
+
+
+def spaced(text: str) -> str:
+    """Tags as MiniMax M3 writes them, an @ for what stands before each."""
+    return text.replace("@", "]<]minimax[>[")
+
+
 STEP_BEGIN = '<\uff5ctool_call_begin\uff5c>function<\uff5ctool_sep\uff5c><steptml:invoke name="'
 STEP_END = "</steptml:invoke><\uff5ctool_call_end\uff5c>"
 TOOL_CALL = ("<tool_call>", "</tool_call>", "<think>", "</think>")
@@ -112,6 +122,40 @@ FAMILIES = [
         ),
     ),
     Family(
+        calls="poolside_v1",
+        tokens=(*TOOL_CALL, "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
+        two_calls="<tool_call>weather<arg_key>city</arg_key><arg_value>Sao Paulo</arg_value><arg_key>days</arg_key>"
+        "<arg_value>3</arg_value><arg_key>exact</arg_key><arg_value>true</arg_value><arg_key>tags</arg_key>"
+        '<arg_value>["a", "b, c"]</arg_value><arg_key>options</arg_key><arg_value>{"x": null}</arg_value>'
+        "</tool_call><tool_call>now</tool_call>",
+        code=f"<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>{CODE}</arg_value>\n</tool_call>",
+        thinking="poolside_v1",
+        thought=("<think>", "</think>"),
+        malformed=("<tool_call>a few words</tool_call>", "<tool_call>weather<arg_key>city</arg_key>x</tool_call>"),
+    ),
+    Family(
+        calls="solar_open2",
+        tokens=(
+            *(f"<|tool_call:{word}|>" for word in ("start", "end")),
+            *(f"<|tool_arg:{word}|>" for word in ("start", "value", "end")),
+            *(f"<|think:{word}|>" for word in ("start", "end")),
+        ),
+        two_calls="<|tool_call:start|>weather\n<|tool_arg:start|>city<|tool_arg:value|>Sao Paulo<|tool_arg:end|>\n"
+        "<|tool_arg:start|>days<|tool_arg:value|>3<|tool_arg:end|>\n"
+        "<|tool_arg:start|>exact<|tool_arg:value|>true<|tool_arg:end|>\n"
+        '<|tool_arg:start|>tags<|tool_arg:value|>["a", "b, c"]<|tool_arg:end|>\n'
+        '<|tool_arg:start|>options<|tool_arg:value|>{"x": null}<|tool_arg:end|>\n<|tool_call:end|>\n'
+        "<|tool_call:start|>now\n<|tool_call:end|>",
+        code=f"<|tool_call:start|>weather\n<|tool_arg:start|>city<|tool_arg:value|>{CODE}<|tool_arg:end|>\n"
+        "<|tool_call:end|>",
+        thinking="solar_open2",
+        thought=("<|think:start|>", "<|think:end|>"),
+        malformed=(
+            "<|tool_call:start|>nobody\n<|tool_call:end|>",
+            "<|tool_call:start|>weather\n<|tool_arg:start|>city<|tool_arg:end|>\n<|tool_call:end|>",
+        ),
+    ),
+    Family(
         calls="minimax_m2",
         tokens=("<minimax:tool_call>", "</minimax:tool_call>", "<think>", "</think>"),
         two_calls='<minimax:tool_call>\n<invoke name="weather">\n<parameter name="city">Sao Paulo</parameter>'
@@ -122,6 +166,25 @@ FAMILIES = [
         "</minimax:tool_call>",
         thinking="qwen3",  # minimax_m2 never writes the beginning
         malformed=("<minimax:tool_call>\n<invoke name=weather>\n</invoke>\n</minimax:tool_call>",),
+    ),
+    Family(
+        calls="minimax_m3",
+        tokens=("]<]minimax[>[", "<mm:think>", "</mm:think>"),
+        two_calls=spaced(
+            '@<tool_call>\n@<invoke name="weather">@<city>Sao Paulo@</city>@<days>3@</days>@<exact>true@</exact>'
+            "@<tags>@<item>a@</item>@<item>b, c@</item>@</tags>@<options>@<x>null@</x>@</options>@</invoke>\n"
+            '@<invoke name="now">@</invoke>\n@</tool_call>'
+        ),
+        code=spaced(f'@<tool_call>\n@<invoke name="weather">@<city>{CODE}@</city>@</invoke>\n@</tool_call>'),
+        thinking="minimax_m3",
+        thought=("<mm:think>", "</mm:think>"),
+        malformed=(
+            spaced('@<tool_call>\n@<invoke name="weather">@<city>x@</days>@</invoke>\n@</tool_call>'),
+            spaced('@<tool_call>\n@<invoke name="weather">@<days>1@<x>2@</x>@</days>@</invoke>\n@</tool_call>'),
+            spaced('@<tool_call>\n@<invoke name="weather">@<days>1@</days>@<days>1@</days>@</invoke>\n@</tool_call>'),
+            spaced("@<tool_call>\nnothing\n@</tool_call>"),
+            spaced('@<tool_call>\n@<invoke name="weather">@<>x@</>@</invoke>\n@</tool_call>'),
+        ),
     ),
     Family(
         calls="dots",
@@ -196,6 +259,52 @@ FAMILIES = [
             suffixed("<tool_calls@>\nweather\n</tool_calls@>"),
             suffixed("<tool_calls@>\n<tool_call@>weather<arg_key@>city</arg_key@></tool_call@>"),
             suffixed("<tool_calls@>\n<tool_call@>weather<tool_sep@>\n<arg_key@>city</arg_key@>\nRome"),
+        ),
+    ),
+    Family(
+        calls="hy_v4",
+        tokens=tuple(
+            f"<{slash}{tag}>"
+            for tag in ("tool_calls", "tool_call", "arg_key", "arg_value", "think")
+            for slash in ("", "/")
+        ),
+        two_calls="<tool_calls><tool_call>weather<arg_key>city</arg_key><arg_value>Sao Paulo</arg_value>"
+        "<arg_key>days</arg_key><arg_value>3</arg_value><arg_key>exact</arg_key><arg_value>true</arg_value>"
+        '<arg_key>tags</arg_key><arg_value>["a", "b, c"]</arg_value><arg_key>options</arg_key>'
+        '<arg_value>{"x": null}</arg_value></tool_call><tool_call>now</tool_call></tool_calls>',
+        code="<tool_calls><tool_call>weather<arg_key>city</arg_key>"
+        f"<arg_value>{CODE}</arg_value></tool_call></tool_calls>",
+        thinking="hy_v4",
+        thought=("<think>", "</think>"),
+        malformed=(
+            "<tool_calls>weather</tool_calls>",
+            "<tool_calls><tool_call>weather<arg_key>city</arg_key></tool_call></tool_calls>",
+        ),
+    ),
+    Family(
+        calls="k2_horizon",
+        tokens=tuple(
+            f"<{slash}ifm|{tag}>"
+            for tag in ("tool_calls", "tool_call", "arg_key", "arg_type", "arg_value", "think")
+            for slash in ("", "/")
+        ),
+        two_calls=ifm(
+            "<@tool_calls>\n<@tool_call>weather\n<@arg_key>city</@arg_key>\n<@arg_value>Sao Paulo</@arg_value>\n"
+            "<@arg_key>days</@arg_key>\n<@arg_type>integer</@arg_type>\n<@arg_value>3</@arg_value>\n"
+            "<@arg_key>exact</@arg_key>\n<@arg_value>true</@arg_value>\n<@arg_key>tags</@arg_key>\n"
+            '<@arg_type>array[string]</@arg_type>\n<@arg_value>["a", "b, c"]</@arg_value>\n'
+            '<@arg_key>options</@arg_key>\n<@arg_value>{"x": null}</@arg_value>\n</@tool_call>\n'
+            '<@tool_call>{"name": "now", "arguments": {}}</@tool_call>\n</@tool_calls>'
+        ),
+        code=ifm("<@tool_calls>\n<@tool_call>weather\n<@arg_key>city</@arg_key>\n<@arg_value>")
+        + CODE
+        + ifm("</@arg_value>\n</@tool_call>\n</@tool_calls>"),
+        thinking="k2_horizon",
+        thought=("<ifm|think>", "</ifm|think>"),
+        malformed=(
+            ifm("<@tool_calls>\nweather\n</@tool_calls>"),
+            ifm("<@tool_calls>\n<@tool_call>weather\n<@arg_key>city</@arg_key>\n</@tool_call>\n</@tool_calls>"),
+            ifm('<@tool_calls>\n<@tool_call>{"name": "now"</@tool_call>\n</@tool_calls>'),
         ),
     ),
     Family(
@@ -334,7 +443,7 @@ def test_a_text_argument_keeps_every_character(family: Family) -> None:
 @pytest.mark.parametrize("family", FAMILIES, ids=ids)
 def test_calls_without_their_last_marker_are_read_when_the_output_ends(family: Family) -> None:
     text = family.code.removesuffix(next((t for t in family.tokens if family.code.endswith(t)), ""))
-    if family.calls in ("glm45", "minicpm5"):
+    if family.calls in ("glm45", "minicpm5", "poolside_v1", "solar_open2"):
         pytest.skip("the last marker is the only one that ends a call")
     message = read_everyhow(message_format(family.calls), text, tokens=family.tokens)
     assert [json.loads(call.arguments) for call in message.tool_calls] == [{"city": CODE}]
@@ -361,7 +470,7 @@ def test_an_output_that_is_cut_inside_the_thinking_has_no_text(family: Family, n
     message = Reading(written, text, tokens=family.tokens).message()
     open_in_prompt = Reading(written, text.removeprefix(begin), tokens=family.tokens, in_thinking=True).message()
     assert message == open_in_prompt
-    if family.thinking != "gemma4":  # a call ends its thinking
+    if family.thinking not in ("gemma4", "k2_horizon", "solar_open2"):  # a call ends their thinking
         assert (message.text, message.tool_calls) == ("", [])
         assert message.reasoning.split() == f"Hm {family.code}".split()
 

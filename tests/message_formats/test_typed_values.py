@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from quire.message_formats.literals import json_of_literal
 from quire.message_formats.tools import Tool
-from quire.message_formats.typed_values import ANY, value_type
+from quire.message_formats.typed_values import ANY, item_schema, property_schema, value_type
 
 DEFINITIONS = {"size": {"enum": ["S", "L", 5]}, "loop": {"$ref": "#/$defs/loop"}}
 
@@ -99,6 +99,16 @@ def test_values_of_python_are_read(text: str, expected: Any) -> None:
 )  # fmt: skip
 def test_nothing_else_is_a_value(text: str) -> None:
     assert json_of_literal(text) is None
+
+
+@pytest.mark.parametrize("keyword", ["anyOf", "oneOf", "allOf"])
+def test_schemas_that_hold_each_other_cost_no_more_than_their_size(keyword: str) -> None:
+    names = [f"n{index}" for index in range(12)]
+    node = {keyword: [{"$ref": f"#/$defs/{name}"} for name in names], "type": ["object", "null"]}
+    root = {"$defs": {name: dict(node) for name in names}, "properties": {"a": node}}
+    assert value_type(Tool(name="f", parameters=root), "a").kinds == {"object", "null"}
+    assert property_schema(node, "b", root) is True  # both would take years if they followed every path
+    assert item_schema(node, "", root) is True
 
 
 values = st.recursive(

@@ -93,6 +93,27 @@ def test_thinking_is_turned_off_where_the_template_reads_it(bare: Callable[..., 
     assert [reply["prompt_eval_count"] for reply in replies] == counts
 
 
+def test_every_api_tells_the_template_how_much_to_think(bare: Callable[..., Running]) -> None:
+    server = bare(chat_template="{{ messages[0].content }}{% if reasoning_effort %} {{ reasoning_effort }}{% endif %}")
+    ask: dict[str, Any] = {"messages": QUESTION, "max_tokens": 1}
+    config = {"output_config": {"effort": "low"}}
+    chat = server.post("/v1/chat/completions", **ask, reasoning_effort="low").json()
+    responses = server.post("/v1/responses", input="hi", reasoning={"effort": "low"}, max_output_tokens=1).json()
+    messages = server.post("/v1/messages", **ask, **config).json()
+    counted = server.post("/v1/messages/count_tokens", messages=QUESTION, **config).json()
+    counts = [
+        chat["usage"]["prompt_tokens"],
+        responses["usage"]["input_tokens"],
+        messages["usage"]["input_tokens"],
+        counted["input_tokens"],
+    ]
+    assert counts == [server.post("/tokenize", prompt="hi low").json()["count"]] * 4
+    assert not any("warnings" in reply for reply in (chat, responses, messages, counted))
+    refused = server.post("/v1/messages/count_tokens", messages=QUESTION, output_config={"format": {"type": "x"}})
+    assert refused.status_code == 400
+    assert "output_config.format must be" in refused.text
+
+
 def test_a_reply_names_what_the_chat_template_leaves_out(bare: Callable[..., Running]) -> None:
     server = bare(chat_template="{{ messages[-1].content }}")
     messages = [{"role": "system", "content": "Be brief."}, *QUESTION]

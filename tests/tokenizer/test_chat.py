@@ -219,6 +219,22 @@ def test_a_malformed_message_is_refused_by_name(messages: object, parameter: str
     assert caught.value.parameter == parameter
 
 
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ('{"a": NaN}', "is not valid JSON, which has no NaN"),
+        ('{"a": [-Infinity]}', "is not valid JSON, which has no -Infinity"),
+        ('{"a": ' * 4000 + "1" + "}" * 4000, "is nested too deeply"),
+        ('{"a": 1' + "0" * 5000 + "}", "has a number of too many digits"),
+    ],
+)
+def test_arguments_of_a_call_that_are_no_json_are_refused_in_plain_words(arguments: str, problem: str) -> None:
+    call = {"function": {"name": "now", "arguments": arguments}}
+    with pytest.raises(InvalidParameter) as caught:
+        ChatTemplate(templates.CHATML).render([USER, {"role": "assistant", "tool_calls": [call]}])
+    assert str(caught.value) == f"messages[1].tool_calls[0].function.arguments {problem}"
+
+
 def test_messages_nested_without_end_are_refused() -> None:
     loop: dict[str, object] = {"role": "user", "content": "x"}
     loop["self"] = loop

@@ -38,6 +38,8 @@ class JsonCalls:
     name_key: str = "name"
     """Empty: the name itself is the only key, and its value the arguments."""
     arguments_key: str = "arguments"
+    is_compact: bool = False
+    """No spaces stand between keys and values."""
     id_key: str = ""
     """Of a number in front of the name."""
     before: str = ""
@@ -77,7 +79,7 @@ class JsonCalls:
 
     def rest(self, grammar: CallGrammar, begin: str) -> str:
         """See `CallSyntax`."""
-        call = grammar.one_of(lambda tool: self._call(grammar, tool))
+        call = grammar.one_of(lambda tool: self.call(grammar, tool))
         end = self._end_of(begin)
         before, first = self.before.lstrip(" "), call
         opened = ""
@@ -85,7 +87,7 @@ class JsonCalls:
             opened = f"{grammar.literal(self.bare)} {grammar.terminal(SPACES)}?"
             before = before.removeprefix(self.bare)
             if self.bare == "{":
-                first = grammar.one_of(lambda tool: self._call(grammar, tool, is_opened=True))
+                first = grammar.one_of(lambda tool: self.call(grammar, tool, is_opened=True))
         others = f"({grammar.sequence(grammar.literal(self.between), call)})*"
         return grammar.sequence(
             grammar.marker(self.prefix) if self.prefix and begin else "",
@@ -106,11 +108,15 @@ class JsonCalls:
         block = grammar.rule(grammar.sequence(grammar.marker(begin), self.rest(grammar, begin)))
         return block if self.between else grammar.repeated(block, grammar.literal(self.apart))
 
+    @property
+    def _arguments_keys(self) -> tuple[str, ...]:
+        return (*ARGUMENTS, self.arguments_key)
+
     def _end_of(self, begin: str) -> str:
         return dict(zip(self.begins, self.ends, strict=False)).get(begin, "")
 
-    def _call(self, grammar: CallGrammar, tool: Tool, *, is_opened: bool = False) -> str:
-        """A call; `is_opened`: its brace stands before it."""
+    def call(self, grammar: CallGrammar, tool: Tool, *, is_opened: bool = False) -> str:
+        """A call, as an expression; `is_opened`: its brace stands before it."""
         number = [grammar.literal(f'{{"{self.id_key}": "'), NUMBER] if self.id_key else []
         head = f'", {self._head(tool.name)[1:]}' if number else self._head(tool.name)[is_opened:]
         return grammar.sequence(*number, grammar.literal(head), grammar.arguments(tool), '"}"')
@@ -118,7 +124,8 @@ class JsonCalls:
     def _head(self, name: str) -> str:
         """A call up to its arguments."""
         quoted = json.dumps(name, ensure_ascii=False)
-        return f'{{"{self.name_key}": {quoted}, "{self.arguments_key}": ' if self.name_key else f"{{{quoted}: "
+        head = f'{{"{self.name_key}": {quoted}, "{self.arguments_key}": ' if self.name_key else f"{{{quoted}: "
+        return head.replace(": ", ":").replace(", ", ",") if self.is_compact else head
 
     def _list(self, source: Source, calls: CallWriter, *, is_bare: bool) -> Steps[None]:
         """Calls in an array, or after each other. Without a marker only those of known tools are calls."""
@@ -127,7 +134,7 @@ class JsonCalls:
         goes_on = True
         while goes_on:
             yield from reader.spaces()
-            yield from self._read_call(source, calls, is_bare)
+            yield from self.read_call(source, calls, is_bare=is_bare)
             if is_array:
                 goes_on = yield from reader.accept_after_spaces(",")
             else:
@@ -142,7 +149,8 @@ class JsonCalls:
             return True
         return (yield from reader.after_spaces()) == "{"
 
-    def _read_call(self, source: Source, calls: CallWriter, is_bare: bool) -> Steps[None]:
+    def read_call(self, source: Source, calls: CallWriter, *, is_bare: bool = False) -> Steps[None]:
+        """Read one object. Without a marker (`is_bare`) only that of a known tool is a call. Raises: Malformed."""
         reader = source.reader
         calls.begin()
         yield from reader.expect("{")
@@ -151,7 +159,7 @@ class JsonCalls:
             yield from reader.spaces()
             key = yield from _text(reader)
             keys.add(key)
-            num_arguments += key in ARGUMENTS
+            num_arguments += key in self._arguments_keys
             if (is_bare and key not in _OF_CALLS) or num_arguments > 1:
                 raise Malformed
             yield from reader.spaces()
@@ -168,7 +176,7 @@ class JsonCalls:
     def _value(self, source: Source, calls: CallWriter, key: str, is_bare: bool) -> Steps[None]:
         if not self.name_key:
             calls.name(key)
-        if key in ARGUMENTS or not self.name_key:
+        if key in self._arguments_keys or not self.name_key:
             yield from source.reader.json(calls.arguments)
         elif key in NAMES:
             name = yield from _text(source.reader)

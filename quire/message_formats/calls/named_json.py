@@ -41,6 +41,8 @@ class NamedJson:
     """Arguments are a code block of Markdown."""
     between: str = ""
     """Text between calls."""
+    inner: tuple[str, ...] = ()
+    """Tokens of which markers are made."""
     objects: JsonCalls | None = None
     """Another syntax with the same opening marker, which tokenizers without `name_end` go with."""
 
@@ -55,7 +57,7 @@ class NamedJson:
     def markers(self) -> tuple[str, ...]:
         """See `CallSyntax`."""
         inner = (self.call_begin, self.kind_end, self.id_begin, self.name_end, self.call_end, self.end)
-        return tuple(marker for marker in (*self.begins, *inner) if marker)
+        return tuple(marker for marker in (*self.begins, *inner, *self.inner) if marker)
 
     def read(self, source: Source, begin: str, calls: CallWriter) -> Steps[None]:
         """See `CallSyntax`."""
@@ -101,7 +103,7 @@ class NamedJson:
         return self.objects is not None and not grammar.is_token(self.name_end)
 
     def _call(self, grammar: CallGrammar, tool: Tool) -> str:
-        markers = {marker: grammar.marker(marker) for marker in self.markers}
+        markers = {marker: grammar.marker(marker) for marker in self.markers if marker not in self.inner}
         name = grammar.literal(f"functions.{tool.name}:" if self.is_numbered else tool.name)
         has_id = self.id_begin and grammar.is_token(self.id_begin)
         return grammar.sequence(

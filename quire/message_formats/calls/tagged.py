@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from re import compile as pattern
 
-from quire.message_formats.calls.json_calls import NUMBER
+from quire.message_formats.calls.json_calls import NUMBER, JsonCalls
 from quire.message_formats.format import Source
 from quire.message_formats.grammars.call_grammar import CallGrammar
 from quire.message_formats.grammars.parameter_grammar import Parameter, parameters_of, plain_text
@@ -21,6 +21,7 @@ from quire.message_formats.writer import CallWriter
 NAME = pattern(r"[\w.:/$@+-]*")
 """Characters of a function's name."""
 _NUMBER = pattern("[0-9]*")
+_TYPE = r"[a-z][a-z \[\],|]{1,32}"
 _KEY = pattern('[^<>"\n\ud800-\udfff]*')
 """Characters of a parameter's name, where a text may quote the tags."""
 
@@ -48,12 +49,18 @@ class TaggedCalls:
     """Stands between a value and its tags, and is not part of it."""
     line: str = "\n"
     """What the model writes between tags."""
+    is_line_optional: bool = False
+    """Some models of the family write it, others do not."""
     between: str | None = None
     """What the model writes between calls, where that is not `line`."""
     index: str = ""
     """Stands behind a function's name, with the number of the call."""
     kinds: tuple[tuple[str, frozenset[str]], ...] = ()
     """Behind a parameter's name: what says of which types the value is; first that it is a text."""
+    type_of: tuple[str, str] | None = None
+    """May stand around the name of a value's type, between its key and the value."""
+    objects: JsonCalls | None = None
+    """How calls are written where JSON stands in the place of a name."""
     cdata: tuple[str, str] | None = None
     """May stand around a text."""
     inner: tuple[str, ...] = ()
@@ -62,6 +69,8 @@ class TaggedCalls:
     """Tokens with which tags begin."""
     is_section_shared: bool = False
     """Several calls stand in one section."""
+    has_namespaces: bool = False
+    """A function may be named as a member of itself: `f.f`."""
     is_section_optional: bool = False
     """Calls may stand without `begin` and `end` around them; always, where there are none."""
 
@@ -81,7 +90,8 @@ class TaggedCalls:
     @property
     def markers(self) -> tuple[str, ...]:
         """See `CallSyntax`."""
-        every = (self.begin, self.end, *self.name, self.call_end, *self.key, *self.value, *self.heads, *self.inner)
+        tags = (self.begin, self.end, *self.name, self.call_end, *self.key, *(self.type_of or ()), *self.value)
+        every = (*tags, *self.heads, *self.inner)
         return tuple(marker for marker in dict.fromkeys(every) if len(marker) > 1)
 
     def read(self, source: Source, begin: str, calls: CallWriter) -> Steps[None]:
@@ -91,7 +101,7 @@ class TaggedCalls:
             yield from reader.spaces()
             yield from reader.expect(marks(self.name[0]))
         while True:
-            yield from self._call(source, calls)
+            yield from self._any_call(source, calls)
             if not self.call_end:
                 return
             yield from reader.spaces()
@@ -102,6 +112,15 @@ class TaggedCalls:
         elif self.is_section_optional:
             yield from reader.accept(marks(self.end))
 
+    def _any_call(self, source: Source, calls: CallWriter) -> Steps[None]:
+        if self.objects is None or (yield from source.reader.after_spaces()) != "{":
+            yield from self._call(source, calls)
+            return
+        yield from source.reader.spaces()
+        yield from self.objects.read_call(source, calls)
+        yield from source.reader.spaces()
+        yield from source.reader.expect(source.marks(self.call_end))
+
     def _call(self, source: Source, calls: CallWriter) -> Steps[None]:
         reader, marks = source.reader, source.marks
         calls.begin()
@@ -111,6 +130,9 @@ class TaggedCalls:
         yield from reader.expect(marks(self.name[1]))
         if not (yield from reader.peek()):
             raise Malformed  # the name may be cut
+        space, _, member = name.partition(".")
+        if self.has_namespaces and space == member and space in source.tools:
+            name = space
         calls.name(name)
         calls.arguments("{")
         known: set[str] = set()
@@ -140,13 +162,19 @@ class TaggedCalls:
             if marker == "<" or is_mark(marker[0]):
                 source.reader.unread(marker)
             raise Malformed
-        if self.value[0]:
-            yield from source.reader.spaces()
-            yield from source.reader.expect(marks(self.value[0]))
         return key
 
     def _kind(self, source: Source, by_schema: ValueType) -> Steps[ValueType]:
-        """What a value may be: what the model says of it, where it does, else what the schema says."""
+        """What a value may be: what the model says of it, where it does, else what the schema says. Reads up to the
+        value."""
+        reader, marks = source.reader, source.marks
+        if self.type_of is not None and (yield from reader.accept_after_spaces(marks(self.type_of[0]))):
+            said, _ = yield from reader.within((marks(self.type_of[1]),))
+            named = by_schema.kinds & {said.partition("[")[0].strip()}
+            by_schema = ValueType(named, by_schema.texts) if named else by_schema
+        if self.value[0]:
+            yield from reader.spaces()
+            yield from reader.expect(marks(self.value[0]))
         for kind, types in self.kinds:
             if (yield from source.reader.accept(source.marks(kind))):
                 return ValueType(types)
@@ -268,7 +296,8 @@ class TaggedCalls:
         reader, marks = source.reader, source.marks
         spaces = yield from reader.spaces()
         is_there = False
-        for literal in (marks(self.value[0]), *(marks(kind) for kind, _ in self.kinds)):
+        begins = () if self.type_of is None else (self.type_of[0],)
+        for literal in (*map(marks, (self.value[0], *begins)), *(marks(kind) for kind, _ in self.kinds)):
             if literal and not is_there and (yield from reader.accept(literal)):
                 reader.unread(literal)
                 is_there = True
@@ -284,7 +313,9 @@ class TaggedCalls:
         if begin != self.begin:
             return grammar.one_of(lambda tool: self._behind_name(grammar, tool))
         call = grammar.one_of(lambda tool: f"{grammar.marker(self.name[0])} {self._behind_name(grammar, tool)}")
-        line = grammar.literal(self.line)
+        if self.objects is not None:
+            call = grammar.rule(f"{call} | {grammar.one_of(lambda tool: self._object(grammar, tool))}")
+        line = self._line(grammar)
         calls = grammar.repeated(call, self._between(grammar)) if self.is_section_shared else call
         end = (line, grammar.marker(self.end)) if self.call_end else ()
         return grammar.sequence(line if self.name[0] else "", calls, *end)
@@ -295,8 +326,23 @@ class TaggedCalls:
         section = grammar.rule(grammar.sequence(grammar.marker(begin), self.rest(grammar, begin)))
         return section if self.is_section_shared else grammar.repeated(section, self._between(grammar))
 
+    def call(self, grammar: CallGrammar, tool: Tool) -> str:
+        """A section with one call of a tool, as an expression."""
+        line = self._line(grammar)
+        call = grammar.sequence(grammar.marker(self.name[0]), self._behind_name(grammar, tool))
+        return grammar.sequence(grammar.marker(self.begin), line, call, line, grammar.marker(self.end))
+
     def _between(self, grammar: CallGrammar) -> str:
-        return grammar.literal(self.line if self.between is None else self.between)
+        return self._line(grammar) if self.between is None else grammar.literal(self.between)
+
+    def _line(self, grammar: CallGrammar) -> str:
+        line = grammar.literal(self.line)
+        return f"({line})?" if self.is_line_optional else line
+
+    def _object(self, grammar: CallGrammar, tool: Tool) -> str:
+        assert self.objects is not None
+        call = self.objects.call(grammar, tool)
+        return grammar.sequence(grammar.marker(self.name[0]), call, grammar.marker(self.call_end))
 
     def _behind_name(self, grammar: CallGrammar, tool: Tool) -> str:
         """A call from the function's name on."""
@@ -305,7 +351,7 @@ class TaggedCalls:
             grammar.literal(tool.name),
             f"{grammar.literal(self.index)} {NUMBER}" if self.index else "",
             grammar.marker(self.name[1]),
-            grammar.literal(self.line),
+            self._line(grammar),
             *parameters,
             grammar.marker(self.call_end or self.end),
         )
@@ -316,12 +362,19 @@ class TaggedCalls:
             grammar.marker(begin),
             grammar.literal(parameter.name),
             grammar.marker(middle),
-            *((grammar.literal(self.line), grammar.marker(self.value[0])) if self.value[0] else ()),
+            self._type(grammar),
+            *((self._line(grammar), grammar.marker(self.value[0])) if self.value[0] else ()),
             grammar.literal(self.margin),
             self._written(grammar, tool, parameter),
-            grammar.literal(self.line),
+            self._line(grammar),
         )
         return grammar.rule(rule) if parameter.is_required else f"({rule})?"
+
+    def _type(self, grammar: CallGrammar) -> str:
+        if self.type_of is None:
+            return ""
+        begin, end = map(grammar.marker, self.type_of)
+        return f"({grammar.sequence(self._line(grammar), begin, grammar.terminal(_TYPE), end)})?"
 
     def _written(self, grammar: CallGrammar, tool: Tool, parameter: Parameter) -> str:
         """A value with the tag behind it, and before it what says of which kind it is."""

@@ -75,7 +75,10 @@ def _fields(service: Service, body: CountTokensRequest) -> ConversationFields:
     """A last message of the assistant's is one to go on with."""
     continues = bool(body.messages) and body.messages[-1].get("role") == "assistant"
     kwargs = {**thinking_kwargs(service, _thinks(service, body)), **(body.chat_template_kwargs or {})}
-    return ConversationFields(continue_final_message=continues, chat_template_kwargs=kwargs or None)
+    effort = None if body.output_config is None else body.output_config.effort
+    return ConversationFields(
+        continue_final_message=continues, chat_template_kwargs=kwargs or None, reasoning_effort=effort
+    )
 
 
 def _thinks(service: Service, body: CountTokensRequest) -> bool | None:
@@ -95,6 +98,8 @@ def _prompt_of(service: Service, body: CountTokensRequest) -> tuple[str, list[in
     """What `chat_text` gives for a request that would be served. Its sampling parameters have no part in it, but wrong
     ones are refused as they are where they count."""
     sampling_params(service, body, max_tokens=1, stream=False)
+    for place, form in _forms(body):
+        anthropic_form(form, place)
     messages, tools = Messages(body), tools_of(body)
     unknown = warn_of([*tools.unknown, *messages.unknown], service)
     with messages.named():
@@ -230,7 +235,7 @@ class _Reply:
             )
 
 
-def _forms(body: MessagesRequest) -> list[tuple[str, Any]]:
+def _forms(body: CountTokensRequest) -> list[tuple[str, Any]]:
     in_config = None if body.output_config is None else body.output_config.format
     return [("output_config.format", in_config), ("output_format", body.output_format)]
 

@@ -50,6 +50,12 @@ def constrained(params: SamplingParams, reading: Reading, grammars: GrammarCheck
         return _with_form(params, params.structured_outputs, reading, grammars)
     if not tools.may_call:
         return _free(params, reading)
+    if params.ignore_eos:
+        if tools.choice is Choice.REQUIRED:
+            raise invalid(
+                "tool_choice", "tool_choice needs a grammar, whose end ignore_eos would pass; send one of them."
+            )
+        return _only_read(_free(params, reading), "a grammar ends an output, and ignore_eos is set")
     return _with_calls(params, reading, grammars)
 
 
@@ -83,12 +89,12 @@ def _with_calls(params: SamplingParams, reading: Reading, grammars: GrammarCheck
 
 def _call_gate(syntax: CallSyntax, reading: Reading) -> Gate | None:
     """Where calls begin to count, in an answer that may have some; None where no place can be told from text."""
-    thinking, message = _thinking(reading), reading.message_format
+    thinking = _thinking(reading)
     triggers = tuple(reading.marks.marker(begin) for begin in syntax.begins)
     openings = syntax.openings(reading.tools.tools) if thinking is None else ()  # a model may think again before it
     if not triggers and not openings:
         return None
-    is_repeated = reading.tools.is_parallel or message.layout is not None
+    is_repeated = reading.tools.is_parallel or _takes_headers(reading)
     return Gate(
         thinking=thinking,
         triggers=triggers,
@@ -97,6 +103,12 @@ def _call_gate(syntax: CallSyntax, reading: Reading) -> Gate | None:
         is_open=reading.in_header is True,
         takes_triggers=_takes_triggers(syntax, reading),
     )
+
+
+def _takes_headers(reading: Reading) -> bool:
+    """Whether the grammar of calls takes the headers of all messages."""
+    layout = reading.message_format.layout
+    return layout is not None and layout.takes_headers
 
 
 def _takes_triggers(syntax: CallSyntax, reading: Reading) -> bool:
@@ -112,10 +124,11 @@ def _why_only_read(syntax: CallSyntax, reading: Reading, gate: Gate | None) -> s
     if gate is None:
         return "no marker begins the calls of this model"
     thinking, marks = reading.message_format.thinking, reading.marks
-    if reading.message_format.layout is not None:
+    layout = reading.message_format.layout
+    if layout is not None and layout.takes_headers:
         if reading.in_header is None:
             return "the prompt does not end where the header of a message begins"
-        missing = [marker for marker in syntax.markers if marker not in marks.ids]
+        missing = [marker for marker in layout.frame if marker not in marks.ids]
         return f"this tokenizer has no token {missing[0]!r}" if missing else ""
     loose = [] if thinking is None else [one for one in thinking.ends_before if one not in marks.ids]
     return f"{loose[0]!r}, which ends the thinking, is no token" if loose else ""
@@ -124,7 +137,7 @@ def _why_only_read(syntax: CallSyntax, reading: Reading, gate: Gate | None) -> s
 def _with_one_end(kept: Constrained, grammars: GrammarChecker) -> Constrained:
     """In a layout of messages one call is all where the marker behind it ends the output, and else it may not be."""
     layout, tools = kept.reading.message_format.layout, kept.reading.tools
-    if layout is None or tools.is_parallel:
+    if layout is None or not layout.takes_headers or tools.is_parallel:
         return kept
     if kept.reading.marks.ids.get(layout.call_end) in grammars.vocabulary().eos_token_ids:
         return kept

@@ -16,7 +16,7 @@ from quire.message_formats.format import MessageFormat
 from quire.message_formats.marks import MarkedText, Marks
 from quire.message_formats.parser import MessageParser
 from quire.message_formats.parts import Part, Text, joined
-from quire.message_formats.thinking import in_thinking
+from quire.message_formats.thinking import in_thinking, of_prompt
 from quire.outputs import CompletionOutput
 from quire.sampling_params import SamplingParams
 from quire.server.api.tools import Choice, ToolUse
@@ -117,7 +117,7 @@ def reading_of(
 
     Raises: UnsupportedFeature for tools whose calls nobody could read.
     """
-    known = service.message_format
+    known = of_prompt(service.message_format, service.marks, prompt_token_ids, prompt_text)
     if tools.may_call and known.calls is None:
         raise UnsupportedFeature(
             "tools: it is not known how this model writes calls. Start with --tool-call-parser and the name of its "

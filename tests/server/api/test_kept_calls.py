@@ -46,8 +46,22 @@ BY_NAME = {tool.name: tool for tool in TOOLS}
 LONGER = [b"[we", b"weather(c", b"ather", b"(5", b"(d", b"([", b"now()", b" [", b"\n[now(1", b"to=functions.", b"[no"]
 """Tokens that say more than one byte."""
 CLOSING = frozenset(b"\"'}])<>")
+ENDS = ("<|call|>", "<|return|>", "<|eot|>", "<|content_model_end_sampling|>")
+"""Tokens that end outputs."""
 HARMONY = ("openai", "openai_gptoss")
+MUSE = [
+    " to=w",
+    " to=self<|message|>Hm.<|eom|><|start|>assistant to=now",
+    " to=user<|message|>Yes to=now<|eom|><|start|>assistant to=weather",
+]
 BEGINNINGS = {
+    "inkling": [
+        "<|content_invoke_tool_json|>",
+        "weather<|content_invoke_tool_json|>",
+        "<|content_thinking|>Hm.<|end_message|><|message_model|>now<|content_invoke_tool_json|>",
+        "<|content_text|>Yes<|end_message|><|message_model|>now<|content_invoke_tool_json|>",
+    ],
+    **dict.fromkeys(("muse", "muse_glimmer", "musespark1x"), MUSE),
     "openai": [
         "<|channel|>commentary to=functions.",
         "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary to=functions.",
@@ -58,7 +72,20 @@ BEGINNINGS = {
     "pythonic": ["[weather(", " [\n weather(", "[now(", "\n[now()"],
     "llama4_pythonic": ["[weather(", "Look: <|python_start|>", "<|python_start|>[weather("],
 }
-THINKING_OF = {"openai": "openai_gptoss", "kimi_k2": "kimi_k2", "mistral": "mistral", "gemma4": "gemma4"}
+THINKING_OF = {"openai": "openai_gptoss"} | {
+    name: name
+    for name in (
+        "gemma4",
+        "inkling",
+        "kimi_k2",
+        "ling3",
+        "mistral",
+        "muse",
+        "muse_glimmer",
+        "musespark1x",
+        "solar_open2",
+    )
+}
 """Formats whose calls end the thinking, too."""
 PARTLY_KEPT = {
     "llama3_json": ['{"name": "weather", "parameters":', ' {\n  "name": "now", "parameters":'],
@@ -91,7 +118,7 @@ class Writer:
         self.end = len(self.names)
         tokens: list[bytes] = [*self.names, b"<end>", *LONGER]
         special = frozenset([*found.added_tokens, self.end])
-        ends = [self.end] + [self.marks.ids[one] for one in ("<|call|>", "<|return|>") if one in self.marks.ids]
+        ends = [self.end] + [self.marks.ids[one] for one in ENDS if one in self.marks.ids]
         self._vocabulary = Vocabulary(tokens=tokens, special_ids=special, eos_token_ids=tuple(ends))
         self.library = LLGuidance(self._vocabulary)
         self.backend = GatedBackend(self.library, self._vocabulary)
@@ -111,7 +138,7 @@ class Writer:
             prompt_token_ids=[],
             params=SamplingParams(thinking_token_budget=budget),
             in_thinking=in_thinking,
-            in_header=self.format.layout is not None,
+            in_header=layout is not None and layout.takes_headers,
             calls_as_they_come=False,
         )
         self.kept: Constrained = constrained(reading.params, reading, self)  # type: ignore[arg-type]

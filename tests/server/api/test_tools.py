@@ -91,6 +91,18 @@ def test_without_tools_nothing_is_a_call(client: openai.OpenAI) -> None:
         assert not choice.message.tool_calls
 
 
+def test_calls_are_only_read_where_the_end_of_an_output_is_ignored(client: openai.OpenAI) -> None:
+    given: Any = {"model": MODEL, "messages": QUESTION, "max_tokens": 24, "extra_body": {"ignore_eos": True}}
+    strict = {**WEATHER, "function": {**WEATHER["function"], "strict": True}}
+    reply: Any = client.chat.completions.create(**given, tools=[strict], parallel_tool_calls=False)
+    assert reply.usage.completion_tokens == 24
+    assert [warning.partition(" ")[0] for warning in reply.warnings] == ["strict", "parallel_tool_calls"]
+    assert "warnings" not in client.chat.completions.create(**given, tools=[WEATHER]).to_dict()
+    with pytest.raises(openai.BadRequestError, match="tool_choice needs a grammar") as caught:
+        client.chat.completions.create(**given, tools=[WEATHER], tool_choice="required")
+    assert caught.value.param == "tool_choice"
+
+
 def test_results_go_back_to_the_model(client: openai.OpenAI) -> None:
     call = ask(client, CALL).message.tool_calls[0]
     history = [

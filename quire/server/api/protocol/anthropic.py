@@ -17,6 +17,7 @@ class OutputConfig(Body):
     """How the answer is written."""
 
     format: ResponseFormat | None = None
+    effort: Label | None = None
 
 
 class ThinkingConfig(Body):
@@ -34,6 +35,8 @@ class CountTokensRequest(SamplingFields):
     tools: Each[dict[str, Any]] | None = None
     tool_choice: dict[str, Any] | None = None
     thinking: ThinkingConfig | None = None
+    output_config: OutputConfig | None = None
+    output_format: ResponseFormat | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
 
@@ -42,8 +45,6 @@ class MessagesRequest(CountTokensRequest):
 
     max_tokens: int = Field(json_schema_extra={"minimum": 1})
     stop_sequences: Each[str] | None = None
-    output_config: OutputConfig | None = None
-    output_format: ResponseFormat | None = None
     stream: bool | None = None
 
 

@@ -1,0 +1,107 @@
+"""`NestedGrammar`: arguments whose objects, arrays and texts a format writes in a way of its own, not as JSON."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from quire.message_formats.grammars.call_grammar import CallGrammar
+from quire.message_formats.grammars.parameter_grammar import length_of
+from quire.message_formats.tools import Tool
+from quire.message_formats.typed_values import resolved, type_of_schema
+
+MAX_GRAMMAR_DEPTH = 12
+"""Of objects and arrays in arguments that a grammar makes."""
+_OF_NUMBERS = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"})
+_KEPT = frozenset(
+    {"type", "minLength", "maxLength", "minItems", "maxItems", "items", "properties", "required"}
+    | {"additionalProperties", *_OF_NUMBERS}
+)
+"""Keywords that such a grammar follows."""
+
+
+class NestedGrammar:
+    """The grammar of one tool's arguments. A format says how values of each kind are written, and what is behind them.
+
+    Each schema is written once at each depth: schemas that hold each other do not multiply.
+    """
+
+    def __init__(self, grammar: CallGrammar, tool: Tool) -> None:
+        self._grammar = grammar
+        self._tool = tool
+        self._root = grammar.schema(tool)
+        self._written: dict[tuple[int, int, str], tuple[str, Any]] = {}
+        """Rules, by schema, depth and end. With each the schema, which has to stay where it is."""
+        self._left_out: set[int] = set()
+
+    def value(self, name: str, schema: Any, depth: int, end: str = "") -> str:
+        """The rule for a value and what is behind it, which `end` names. `name` is the parameter's, for messages."""
+        schema = resolved(schema, self._root)
+        key = (id(schema), depth, end)
+        if key not in self._written:
+            rule = self._grammar.rule(self._expression(name, schema, depth, end))
+            self._written[key] = (rule, schema)
+        return self._written[key][0]
+
+    def text(self, length: str, end: str) -> str:
+        """A text of so many characters, in a regular expression."""
+        raise NotImplementedError
+
+    def array(self, name: str, keywords: dict[str, Any], depth: int, end: str) -> str:
+        """An array."""
+        raise NotImplementedError
+
+    def object(self, keywords: dict[str, Any], depth: int, end: str) -> str:
+        """An object."""
+        raise NotImplementedError
+
+    def constant(self, value: Any, end: str) -> str:
+        """One value."""
+        raise NotImplementedError
+
+    def kinds_of(self, kinds: frozenset[str]) -> frozenset[str]:
+        """Those of the kinds which can be told apart."""
+        return kinds
+
+    def closed(self, value: str, end: str) -> str:
+        """A value with what is behind it."""
+        return value
+
+    def properties(self, keywords: dict[str, Any]) -> list[tuple[str, Any, bool]]:
+        """Names, schemas, and which are required."""
+        required = keywords.get("required") or ()
+        listed = keywords.get("properties") or {}
+        missing = {name: keywords.get("additionalProperties", True) for name in required if name not in listed}
+        return [(name, one, name in required) for name, one in {**listed, **missing}.items()]
+
+    def repeated(self, item: str, keywords: dict[str, Any], between: str = "") -> str:
+        """As many items as an array may have; empty where there are none."""
+        least, most = keywords.get("minItems", 0), keywords.get("maxItems")
+        if most == 0:
+            return ""
+        more = f"{{{max(least - 1, 0)},{'' if most is None else most - 1}}}"
+        items = f"{item} ({self._grammar.sequence(between, item)}){more}"
+        return items if least else f"({items})?"
+
+    def _expression(self, name: str, schema: Any, depth: int, end: str) -> str:
+        keywords = schema if isinstance(schema, dict) else {}
+        values = [keywords["const"]] if "const" in keywords else keywords.get("enum")
+        if values:
+            return " | ".join(self.constant(value, end) for value in values)
+        kinds = type_of_schema(schema, self._root).kinds
+        kinds = self.kinds_of(kinds - {"integer"} if "number" in kinds else kinds)
+        if not keywords or depth > MAX_GRAMMAR_DEPTH or not keywords.keys() <= _KEPT:
+            if keywords and id(schema) not in self._left_out:
+                self._left_out.add(id(schema))
+                self._grammar.leave_out(self._tool, name, "calls of this model's format cannot follow its schema")
+            return " | ".join(self._of_kind(name, kind, {}, depth, end) for kind in sorted(kinds))
+        return " | ".join(self._of_kind(name, kind, keywords, depth, end) for kind in sorted(kinds))
+
+    def _of_kind(self, name: str, kind: str, keywords: dict[str, Any], depth: int, end: str) -> str:
+        if kind == "string":
+            return self.text(length_of(keywords), end)
+        if kind == "array":
+            return self.array(name, keywords if keywords else {"maxItems": 0}, depth, end)
+        if kind == "object":
+            return self.object(keywords, depth, end)
+        own = {key: value for key, value in keywords.items() if key in _OF_NUMBERS}
+        return self.closed(self._grammar.value({**own, "type": kind}, self._tool), end)
