@@ -114,4 +114,3 @@ def triton_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
     triton_interpreter.let_integers_overflow(monkeypatch)
     triton_interpreter.share_types(monkeypatch)
     triton_interpreter.share_numpy_types(monkeypatch)
-    triton_interpreter.unwrap_at_once(monkeypatch)

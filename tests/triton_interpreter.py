@@ -73,18 +73,3 @@ def share_numpy_types(monkeypatch: pytest.MonkeyPatch) -> None:
         return known[element.name]
 
     monkeypatch.setattr(interpreter, "_get_np_dtype", find_once)
-
-
-def unwrap_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Look first whether a value is of a kind that wraps nothing, or whether two types are one: most are."""
-    unwrap, equals = tl.core._unwrap_if_constexpr, tl.dtype.__eq__
-    plain = {tl.tensor, tl.block_type, tl.pointer_type, tl.dtype, bool, int, float, str, type(None)}
-
-    def unwrap_once(value: Any) -> Any:
-        return value if type(value) in plain else unwrap(value)
-
-    def equals_at_once(self: tl.dtype, other: object) -> bool:
-        return self is other or equals(self, other)
-
-    monkeypatch.setattr(tl.core, "_unwrap_if_constexpr", unwrap_once)
-    monkeypatch.setattr(tl.dtype, "__eq__", equals_at_once)
