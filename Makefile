@@ -11,15 +11,17 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 EDITABLE := --no-build-isolation --config-settings=wheel.cmake=false --editable
 
-.PHONY: run test test-arm test-gpu lint docs native native-tests setup clean
+.PHONY: run test browser test-arm test-gpu lint docs native native-tests setup clean
 .DELETE_ON_ERROR:
 
 run: $(VENV)/installed native
 	$(BIN)/quire run --stats "$(PROMPT)"
 
-test: setup
-	./tools/system_packages.sh chromium chromium "the tests of the console, which are skipped without it"
+test: setup browser
 	$(BIN)/python -m pytest --numprocesses $(TEST_JOBS) --dist worksteal
+
+browser:
+	./tools/system_packages.sh chromium chromium "the tests of the console, which are skipped without it"
 
 # The kernels for ARM, built by a cross compiler; their tests, run by an emulator, each instruction set on a processor
 # that has no more. Skipped where the tools cannot be had.

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
+import gc
+import hashlib
 import logging
 import os
 import signal
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
-from types import FunctionType
 from typing import Any
 
 import hypothesis
@@ -31,6 +32,16 @@ hypothesis.settings.register_profile("quire", hypothesis.settings.get_profile("d
 hypothesis.settings.load_profile("quire")
 
 Checkpoint = Callable[..., Path]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Collect no garbage while tests are collected: there is little, and looking for it takes a third of the time."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
 
 
 @pytest.fixture
@@ -58,18 +69,31 @@ def handlers_stay() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
-    """family -> a directory with a tiny random model of it, made once per session; overrides make another one."""
+    """family -> a directory with a tiny random model of it, made once per run; overrides make another one."""
     from tests.checkpoints import make_checkpoint
 
+    shared = checkpoints_of_this_run(tmp_path_factory)
     made: dict[str, Path] = {}
 
     def make(family: str, **overrides: Any) -> Path:
         key = repr((family, sorted(overrides.items())))
         if key not in made:
-            made[key] = make_checkpoint(family, tmp_path_factory.mktemp(family), **overrides)
+            made[key] = shared / f"{family}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
+            if not made[key].exists():
+                making = make_checkpoint(family, tmp_path_factory.mktemp(family), **overrides)
+                with suppress(OSError):  # another process was first
+                    making.rename(made[key])
         return made[key]
 
     return make
+
+
+def checkpoints_of_this_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory that all processes of a run share: below pytest's own, in which each process of xdist has another."""
+    own = tmp_path_factory.getbasetemp()
+    shared = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "checkpoints"
+    shared.mkdir(exist_ok=True)
+    return shared
 
 
 @pytest.fixture(scope="session")
@@ -81,23 +105,12 @@ def tiny_llm() -> Iterator[LLM]:
 
 @pytest.fixture
 def triton_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Triton's interpreter without what takes most of its time and gives nothing.
-
-    At each call of a function it exchanges Triton's language. Once a launch is enough: the language is exchanged
-    already if its builtins are none. And it computes whether integers overflow, but looks at that only if it debugs.
-    """
+    """Triton's interpreter, hastened; nothing where kernels run on a GPU."""
     if find_spec("triton") is None or os.environ["TRITON_INTERPRET"] != "1":
         return
-    import triton.language as tl
-    from triton.runtime import interpreter
+    from tests import triton_interpreter
 
-    prepare = interpreter._patch_lang
-
-    def prepare_once(function: FunctionType) -> object:
-        is_ready = not any(tl.core.is_builtin(module.load) for module in (tl, tl.core))
-        return interpreter._LangPatchScope() if is_ready else prepare(function)
-
-    monkeypatch.setattr(interpreter, "_patch_lang", prepare_once)
-    builder = interpreter.interpreter_builder
-    if not builder.options.debug:
-        monkeypatch.setattr(builder, "options", dataclasses.replace(builder.options, sanitize_overflow=False))
+    triton_interpreter.patch_once(monkeypatch)
+    triton_interpreter.let_integers_overflow(monkeypatch)
+    triton_interpreter.share_types(monkeypatch)
+    triton_interpreter.share_numpy_types(monkeypatch)

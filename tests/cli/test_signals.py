@@ -31,9 +31,10 @@ COMMANDS = {
 DRAINS = {"serve", "serve, two fronts"}
 
 
-def hear_ctrl_c() -> None:
-    """In a child: where the tests run in the background, the shell has them ignore it."""
+def hear_signals() -> None:
+    """In a child: where the tests run in the background, the shell has them ignore SIGINT, and nohup SIGHUP."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def start(directory: Path, name: str) -> subprocess.Popen[bytes]:
@@ -46,7 +47,7 @@ def start(directory: Path, name: str) -> subprocess.Popen[bytes]:
         stderr=subprocess.PIPE,
         cwd=directory,
         start_new_session=True,
-        preexec_fn=hear_ctrl_c,
+        preexec_fn=hear_signals,
     )
 
 
@@ -193,7 +194,7 @@ def test_an_interrupted_engine_can_be_made_again(first_s: float) -> None:
         timeout=TIMEOUT,
         env={**os.environ, "QUIRE_LOG_LEVEL": "ERROR"},
         check=False,
-        preexec_fn=hear_ctrl_c,
+        preexec_fn=hear_signals,
     )
     assert done.stdout.split() == ["interrupted"] * len(delays) + ["3"]
     assert "Traceback" not in done.stderr

@@ -65,6 +65,10 @@ class Running:
         self._done.result(TIMEOUT)
         self._sock.close()
 
+    def keep_idle_connections(self, seconds: float) -> None:
+        """For less time than an operator can choose."""
+        self._server.config.timeout_keep_alive = seconds
+
     def connections(self) -> list[Any]:
         """Everything that counts as a connection now."""
         return list(self._server.server_state.connections)

@@ -29,11 +29,19 @@ BODIES: dict[str, bytes] = {
 SERVER = str(Path(server.__file__).parent)
 
 
+@pytest.fixture(scope="module")
+def what_stands_already() -> Iterator[None]:
+    """All modules, and all tests among it: looking at them would take most of the time of each collection."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
 @pytest.fixture
-def garbage() -> Iterator[list[Any]]:
+def garbage(what_stands_already: None) -> Iterator[list[Any]]:
     """What a collection finds instead of freeing it."""
     gc.collect()
-    gc.freeze()  # what stands already, all modules among it, would take most of the time of each collection
     gc.disable()
     gc.set_debug(gc.DEBUG_SAVEALL)
     try:
@@ -41,7 +49,6 @@ def garbage() -> Iterator[list[Any]]:
     finally:
         gc.set_debug(0)
         gc.garbage.clear()
-        gc.unfreeze()
         gc.enable()
 
 

@@ -103,7 +103,8 @@ def late_data(sock: socket.socket) -> bytes:
 @pytest.fixture(scope="module")
 def hasty(serve: Any) -> Iterator[Running]:
     """A server that waits for nobody."""
-    with serve(header_timeout=1, body_timeout=1, idle_timeout=1, max_body_size=100_000) as running:
+    with serve(header_timeout=1, body_timeout=1, max_body_size=100_000) as running:
+        running.keep_idle_connections(0.1)  # for whose end most tests here wait
         yield running
         wait_for(lambda: not any(running.client.get("/load").json().values()))
 
