@@ -192,6 +192,13 @@ class ModelArch:
         return tuple(mixer for mixer in self.attentions if isinstance(mixer, AttentionSpec))
 
     @property
+    def whole_blocks(self) -> frozenset[int]:
+        """Tokens that attention takes at a time, of which blocks of the KV cache must be divisors: chunks, and blocks
+        that indexers choose."""
+        chunks = {mixer.window for mixer in self.plain_attentions if mixer.is_chunked and mixer.window is not None}
+        return frozenset(chunks | {mixer.blocks.block_size for mixer in self.plain_attentions if mixer.blocks})
+
+    @property
     def is_gated(self) -> bool:
         """Whether attention has gates."""
         return any(mixer.num_gates for mixer in self.plain_attentions)
@@ -231,8 +238,7 @@ class ModelArch:
         return tuple(layer.mlp for layer in self.layers)
 
     def kv_cache_specs(self, block_size: int, dtype: str, *, ops: str) -> list[KVCacheSpec]:
-        """What the mixers keep in the KV cache, in the order of `mixers`, where `ops` serve; each one thing, but those
-        of compressed attention.
+        """What the mixers keep in the KV cache, in the order of `mixers`, where `ops` serve; each `num_caches` things.
 
         Where a block of so many tokens has fewer bytes than a recurrent state, blocks are of more tokens.
         """
@@ -242,6 +248,7 @@ class ModelArch:
             return [_state_spec(mixer, num_bytes, block_size) for mixer in self.recurrences]
         page = _page_for(self, block_size, dtype, SLOT_MULTIPLES[ops], num_state_bytes)
         _check_chunks(self, page.block_size)
+        _check_indexed_blocks(self, page.block_size)
         return [
             spec
             for mixer in self.mixers
@@ -254,10 +261,7 @@ class ModelArch:
 
     def caches_of(self, place: int) -> range:
         """The places of what a mixer keeps, given its own."""
-        counts = [
-            3 if isinstance(mixer, CompressedAttentionSpec) and mixer.compressor is not None else 1
-            for mixer in self.mixers
-        ]
+        counts = [mixer.num_caches for mixer in self.mixers]
         first = sum(counts[:place])
         return range(first, first + counts[place])
 
@@ -289,11 +293,10 @@ def _whole_entries(arch: ModelArch, block_size: int, dtype: str) -> int:
     Raises: ConfigError for a cache of 8 bits, which has no room for such rows.
     """
     specs = [mixer.compressor for mixer in arch.mixers if isinstance(mixer, CompressedAttentionSpec)]
-    if specs and dtype in SCALED_DTYPES:
-        raise ConfigError(
-            f"{arch.source}: a KV cache of {dtype} has no room for what compressed attention keeps. "
-            "Leave kv_cache_dtype out."
-        )
+    has_blocks = any(mixer.blocks for mixer in arch.plain_attentions)
+    if (specs or has_blocks) and dtype in SCALED_DTYPES:
+        what = "what compressed attention keeps" if specs else "the keys of indexers"
+        raise ConfigError(f"{arch.source}: a KV cache of {dtype} has no room for {what}. Leave kv_cache_dtype out.")
     return round_up(block_size, math.lcm(*(spec.rate for spec in specs if spec is not None)))
 
 
@@ -304,6 +307,16 @@ def _check_chunks(arch: ModelArch, block_size: int) -> None:
             raise ConfigError(
                 f"{arch.source}: attention is within chunks of {size} tokens, which blocks of {block_size} do not "
                 "divide. Choose a --block-size that does."
+            )
+
+
+def _check_indexed_blocks(arch: ModelArch, block_size: int) -> None:
+    """Refuse blocks that those which an indexer chooses are not made of. Raises: ConfigError."""
+    for spec in {mixer.blocks for mixer in arch.plain_attentions if mixer.blocks is not None}:
+        if spec.block_size % block_size:
+            raise ConfigError(
+                f"{arch.source}: an indexer chooses blocks of {spec.block_size} tokens (index_block_size), which KV "
+                f"blocks of {block_size} do not divide. Choose a --block-size that does."
             )
 
 
@@ -436,6 +449,7 @@ def _attentions(
     is_gated, by_head = is_set(keys, family.is_gated), is_set(keys, family.gates_heads)
     ropes = {} if slopes is not None else _ropes(keys, family, of_kind, max_position)
     position_scale, shared = family.position_scale(keys), family.shared(keys, num_layers)
+    blocks = family.blocks(keys, num_layers, heads, ropes.get(LayerKind.FULL))
     return [
         AttentionSpec(
             heads=of_kind[kind],
@@ -449,6 +463,7 @@ def _attentions(
             num_gates=is_gated * (of_kind[kind].num_heads if by_head else of_kind[kind].query_size),
             experts=family.attention_experts(keys),
             shared=shared[index],
+            blocks=blocks[index],
             reads=reads[index],
             factors=scales.attention,
             output_bias=family.last_output_bias if index == num_layers - 1 else None,

@@ -12,8 +12,9 @@ from enum import StrEnum
 from typing import Any
 
 from quire.config.config_keys import ConfigKeys
-from quire.config.layers.experts import ExpertsRule, ExpertsSpec
+from quire.config.layers.experts import ClampedGate, ExpertsRule, ExpertsSpec
 from quire.config.layers.layer_kinds import (
+    Heads,
     HeadsRule,
     LayerKind,
     LayerRule,
@@ -24,8 +25,17 @@ from quire.config.layers.layer_kinds import (
     heads_alike,
     none_read,
 )
-from quire.config.layers.mixers import AttentionExperts, CompressedRule, Factors, LatentRule, PositionScale, SharedBlock
+from quire.config.layers.mixers import (
+    AttentionExperts,
+    BlockRule,
+    CompressedRule,
+    Factors,
+    LatentRule,
+    PositionScale,
+    SharedBlock,
+)
 from quire.config.layers.recurrent import AttentionRule, RecurrentRule, no_recurrence, without_state
+from quire.config.layers.rope import RopeConfig
 from quire.config.layers.streams import HyperSpec, LayerEmbeddingsSpec, StreamsSpec
 
 DECODER = "quire.models.decoder:DecoderForCausalLM"
@@ -172,6 +182,8 @@ class MlpSpec:
     """Of a sparse MLP: gates lose their mean and so many of their standard deviations; those below zero are zero."""
     factors: Factors = Factors()
     """Of a gated MLP; the inner ones are those of gate and up."""
+    gate: ClampedGate | None = None
+    """Of a gated MLP, in place of the model's activation and a product."""
 
 
 MlpRule = Callable[[ConfigKeys, int, int], tuple[MlpSpec, ...]]
@@ -290,6 +302,10 @@ def _none_shared(keys: ConfigKeys, num_layers: int) -> tuple[SharedBlock | None,
     return (None,) * num_layers
 
 
+def _no_blocks(keys: ConfigKeys, num_layers: int, heads: Heads, rope: RopeConfig | None) -> tuple[None, ...]:
+    return (None,) * num_layers
+
+
 def _no_scales(keys: ConfigKeys) -> Scales:
     return Scales()
 
@@ -372,6 +388,8 @@ class FamilySpec:
     """What gates pass before they multiply: sigmoid or softplus."""
     attention_experts: Callable[[ConfigKeys], AttentionExperts | None] = _no_attention_experts
     """For families in which each token chooses its query heads."""
+    blocks: BlockRule = _no_blocks
+    """What chooses the blocks of tokens that a layer attends to."""
     shared: Callable[[ConfigKeys, int], tuple[SharedBlock | None, ...]] = _none_shared
     """For families whose layers share attention and an MLP, which `model_class` computes."""
     reads: ReadRule = none_read

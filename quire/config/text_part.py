@@ -25,6 +25,7 @@ WRAPPERS = frozenset(
         "LlavaForConditionalGeneration",
         "LlavaNextForConditionalGeneration",
         "LlavaOnevisionForConditionalGeneration",
+        "MiniMaxM3SparseForConditionalGeneration",
         "Mistral3ForConditionalGeneration",
         "Qwen2VLForConditionalGeneration",
         "Qwen2_5_VLForConditionalGeneration",

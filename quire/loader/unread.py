@@ -21,7 +21,7 @@ ACTIVATION_SCALES = re.compile(
     r"input_(scale|scale_ub|zero_point|global_scale))$"
 )
 IMAGES = re.compile(
-    r"^(model\.)?(vision_(tower|model)|visual|(multi_modal|multimodal|vision)_projector|multi_modal_projector|"
+    r"^(model\.)?(vision_(tower|model)|visual|(multi_modal|multimodal|vision)_projector|patch_merge_mlp|"
     r"image_newline|connector|audio_tower|(vision|audio)_tokenizer|vision_embedder|embed_(vision|audio))(\.|$)"
 )
 DECAYS = re.compile(r"\.(slope_rate|(query|key|diagonal)_decay)$")

@@ -29,6 +29,7 @@ REFUSED = MappingProxyType(
                 "expert_queries",
                 "expert_outputs",
                 "select_tokens",
+                "select_blocks",
                 "selected_attention",
                 "rotate_last",
                 "store_rows",

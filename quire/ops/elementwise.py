@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from quire.config.layers.experts import ClampedGate
 from quire.ops.activation import ACTIVATIONS
 from quire.ops.threads import one_thread
 from quire.utils.math import round_up
@@ -59,14 +60,28 @@ def gate(x: Tensor, gates: Tensor, activation: str = "sigmoid") -> None:
 
 
 @one_thread()
-def fill_gated_activation(out: Tensor, both: Tensor, activation: str) -> None:
+def fill_gated_activation(out: Tensor, both: Tensor, activation: str | ClampedGate) -> None:
     """`Ops.gated_activation`. Mutates: out [T, F]."""
+    if isinstance(activation, ClampedGate):
+        _fill_clamped_gate(out, both, activation)
+        return
     size, function = out.shape[1], ACTIVATIONS[activation]
     room = torch.zeros(ROWS_AT_A_TIME, round_up(size, VECTOR))
     for rows, results in zip(torch.split(both, ROWS_AT_A_TIME), torch.split(out, ROWS_AT_A_TIME), strict=True):
         wide = room[: rows.shape[0]]
         wide[:, :size] = rows[:, :size]
         results.copy_(function(wide)[:, :size].mul_(rows[:, size:]))
+
+
+def _fill_clamped_gate(out: Tensor, both: Tensor, gate: ClampedGate) -> None:
+    size = out.shape[1]
+    room = torch.zeros(2, ROWS_AT_A_TIME, round_up(size, VECTOR))
+    for rows, results in zip(torch.split(both, ROWS_AT_A_TIME), torch.split(out, ROWS_AT_A_TIME), strict=True):
+        wide = room[:, : rows.shape[0]]
+        wide[..., :size] = rows.view(-1, 2, size).transpose(0, 1)
+        opened = wide[0].clamp_(max=gate.limit).mul_(gate.slope)
+        values = wide[1].clamp_(min=-gate.limit, max=gate.limit).add_(gate.offset)
+        results.copy_(F.silu(opened).div_(gate.slope).mul_(values)[:, :size])
 
 
 @one_thread()

@@ -70,6 +70,26 @@ CASES: Mapping[str, tuple[str, Mapping[str, Any], Mapping[str, Any]]] = {
         {**TEXT, "model_type": "mistral", "sliding_window": None},
         {"vision_config": PIXTRAL, "image_token_index": 280},
     ),
+    "minimax_m3": (
+        "minimax_m3_vl",
+        {
+            **TEXT,
+            "model_type": "minimax_m3_vl_text",
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "partial_rotary_factor": 0.5,
+            "sparse_attention_config": {
+                "sparse_num_index_heads": 2,
+                "sparse_index_dim": 8,
+                "sparse_block_size": 16,
+                "sparse_topk_blocks": 1,
+                "sparse_local_block": 0,
+                "sparse_attention_freq": [0, 1, 1],
+            },
+            "moe_layer_freq": [0, 1, 1],
+        },
+        {"vision_config": SIGLIP, "image_token_index": 280, "projector_hidden_size": 32},
+    ),
     "llava": (
         "llava",
         {**TEXT, "model_type": "llama"},

@@ -107,6 +107,7 @@ ARCHITECTURES: Mapping[str, str] = MappingProxyType(
         "minicpm3": "MiniCPM3ForCausalLM",
         "minimax": "MiniMaxForCausalLM",
         "minimax_m2": "MiniMaxM2ForCausalLM",
+        "minimax_m3_vl_text": "MiniMaxM3VLForCausalLM",
         "ministral": "MinistralForCausalLM",
         "ministral3": "Ministral3ForCausalLM",
         "mistral": "MistralForCausalLM",

@@ -9,6 +9,7 @@ from quire.config.family_spec import MlpKind, MlpSpec, NormKind, Norms
 from quire.config.layers.any_mixer import MixerSpec
 from quire.config.layers.mixers import (
     AttentionSpec,
+    BlockIndexerSpec,
     CompressedAttentionSpec,
     IndexerSpec,
     LatentAttentionSpec,
@@ -313,7 +314,9 @@ def _feed(layout: StepLayout, arch: ModelArch, norms: Norms, mlp: MlpSpec) -> No
         _norm(layout, norms.pre_mlp, size)
     inner = 0 if mlp.experts else mlp.intermediate_size
     layout.take("gates", 2 * inner if mlp.kind is MlpKind.SPARSE else 0)
+    layout.take("both", 2 * inner if mlp.gate is not None else 0)
     layout.take("inner", inner)
+    layout.free("both")
     if arch.norms.gated is not None:
         _renorm(layout, "inner", inner)
     layout.take("out", size)
@@ -390,8 +393,11 @@ def _attend(
     layout.take("qkv", heads + keys_values)
     layout.free(*(["projected", "compressed"] if is_latent else ["keys and values"] if has_experts else []))
     layout.take("query", heads)
+    indexer = mixer.blocks if isinstance(mixer, AttentionSpec) else None
+    if indexer is not None:
+        _select_blocks(layout, indexer)
     layout.take("attended", heads)
-    layout.free("qkv", "query")
+    layout.free("qkv" if indexer is None else "selected", "query")
     if isinstance(mixer, LatentAttentionSpec):
         _expand(layout, arch, mixer)
     num_gates = arch.num_heads * mixer.is_gated if isinstance(mixer, LatentAttentionSpec) else mixer.num_gates
@@ -402,6 +408,20 @@ def _attend(
         _renorm(layout, "attended", heads)
     layout.take("mixed", arch.hidden_size)
     layout.free("attended")
+
+
+def _select_blocks(layout: StepLayout, indexer: BlockIndexerSpec) -> None:
+    """What queries attend to, once they are rotated (`layers/block_indexer.py`)."""
+    size = indexer.head_size
+    layout.free("qkv")
+    layout.take("raw", size)
+    layout.take("key", size)
+    layout.free("raw", "key")
+    layout.take("raw", indexer.num_heads * size)
+    layout.take("index query", indexer.num_heads * size)
+    layout.free("raw")
+    layout.take("selected", indexer.num_heads * indexer.num_selected, INT32)
+    layout.free("index query")
 
 
 def _renorm(layout: StepLayout, name: str, columns: int) -> None:

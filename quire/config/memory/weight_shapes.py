@@ -213,7 +213,11 @@ def _attention(arch: ModelArch, mixer: MixerSpec) -> Counter[Shape]:
         return Counter([((2 * own.kv_size,), arch.hidden_size)])
     if mixer.reads is not None:
         return Counter([((own.query_size,), arch.hidden_size), _output(arch, own)])
-    return Counter([_qkv(arch, own), _output(arch, own), *([_gate(arch, mixer)] if mixer.num_gates else [])])
+    more = [_gate(arch, mixer)] if mixer.num_gates else []
+    if mixer.blocks is not None:
+        index = mixer.blocks
+        more += [((index.num_heads * index.head_size,), arch.hidden_size), ((index.head_size,), arch.hidden_size)]
+    return Counter([_qkv(arch, own), _output(arch, own), *more])
 
 
 def _shared_block(arch: ModelArch, own: Heads, shared: SharedBlock) -> Counter[Shape]:
@@ -352,6 +356,7 @@ def _mixer_floats(arch: ModelArch, mixer: MixerSpec) -> int:
         own = mixer.heads
         biases += (mixer.output_bias is not None) * arch.hidden_size
         biases += (arch.norms.attended is not None) * own.query_size
+        biases += 2 * mixer.blocks.head_size if mixer.blocks else 0
         gate = _gates_are_behind_queries(arch) * own.query_size
         features = own.query_size if mixer.reads is not None else sum(_qkv(arch, own)[0])
         return biases + arch.attention_bias * (features + gate) + mixer.has_sinks * own.num_heads
@@ -528,7 +533,7 @@ def _queries(arch: ModelArch) -> list[tuple[int, int | None]]:
     latent, found = arch.num_heads * arch.head_size, list[tuple[int, int | None]]()
     for mixer in arch.attentions:
         if isinstance(mixer, AttentionSpec):
-            found.append((mixer.heads.query_size, mixer.window))
+            found += _plain_queries(mixer)
         elif isinstance(mixer, CompressedAttentionSpec):
             found += _compressed_queries(mixer)
         elif mixer.indexer is None:
@@ -537,6 +542,13 @@ def _queries(arch: ModelArch) -> list[tuple[int, int | None]]:
             indexer = mixer.indexer
             found += [(latent, indexer.num_selected), (indexer.num_heads * indexer.head_size // 2, None)]
     return found
+
+
+def _plain_queries(mixer: AttentionSpec) -> list[tuple[int, int | None]]:
+    size, index = mixer.heads.query_size, mixer.blocks
+    if index is None:
+        return [(size, mixer.window)]
+    return [(size, index.num_selected * index.block_size), (max(1, index.num_heads * index.head_size // 2), None)]
 
 
 def _compressed_queries(mixer: CompressedAttentionSpec) -> list[tuple[int, int | None]]:

@@ -19,7 +19,7 @@ from quire.ops.cpu.attention.compressed import (
 from quire.ops.cpu.attention.latent import latent_qkv, latent_values
 from quire.ops.cpu.attention.paged import chunked_attention, paged_attention
 from quire.ops.cpu.attention.rotary import rope_and_cache
-from quire.ops.cpu.attention.selection import select_tokens, selected_attention
+from quire.ops.cpu.attention.selection import select_blocks, select_tokens, selected_attention
 from quire.ops.cpu.elementwise import (
     activate,
     clip,
@@ -92,6 +92,7 @@ OPS: MappingProxyType[str, Callable[..., object]] = MappingProxyType(
         "paged_attention": paged_attention,
         "chunked_attention": chunked_attention,
         "select_tokens": select_tokens,
+        "select_blocks": select_blocks,
         "selected_attention": selected_attention,
         "rotate_last": rotate_last,
         "store_rows": store_rows,

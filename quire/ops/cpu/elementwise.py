@@ -7,6 +7,7 @@ from functools import partial
 
 from torch import Tensor
 
+from quire.config.layers.experts import ClampedGate
 from quire.ops import elementwise
 from quire.ops.cpu.library import check, load
 from quire.ops.cpu.runtime.calls import run_or_note
@@ -39,7 +40,7 @@ def gate(x: Tensor, gates: Tensor, activation: str = "sigmoid") -> None:
     run_or_note(partial(elementwise.gate, activation=activation), x, gates)
 
 
-def gated_activation(both: Tensor, activation: str) -> Tensor:
+def gated_activation(both: Tensor, activation: str | ClampedGate) -> Tensor:
     """See `Ops.gated_activation`."""
     out = empty((both.shape[0], both.shape[1] // 2), both.dtype)
     run_or_note(partial(elementwise.fill_gated_activation, activation=activation), out, both)

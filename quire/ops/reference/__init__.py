@@ -21,7 +21,7 @@ from quire.ops.reference.norm import layer_norm, layer_norm_heads, rms_norm, rms
 from quire.ops.reference.quantized import pack_quantized
 from quire.ops.reference.rotary import rope_and_cache
 from quire.ops.reference.sampling import allowed_max, apply_penalties, row_max, row_max_tensors, sample, top_logprobs
-from quire.ops.reference.selection import select_tokens, selected_attention
+from quire.ops.reference.selection import select_blocks, select_tokens, selected_attention
 from quire.ops.reference.states import allocate_states, mamba, mamba2, short_conv
 from quire.ops.streams import match_rms, mix_streams, multiply_columns, statistical_top_k
 
@@ -71,6 +71,7 @@ OPS: MappingProxyType[str, Callable[..., object]] = MappingProxyType(
         "paged_attention": paged_attention,
         "chunked_attention": chunked_attention,
         "select_tokens": select_tokens,
+        "select_blocks": select_blocks,
         "selected_attention": selected_attention,
         "rotate_last": rotate_last,
         "store_rows": store_rows,

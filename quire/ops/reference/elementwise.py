@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from quire.config.layers.experts import ClampedGate
 from quire.ops.elementwise import fill_gated_activation
 
 
@@ -16,7 +17,7 @@ def scale_add(x: Tensor, scale: float, residual: Tensor | None = None) -> Tensor
     return (value if residual is None else value + residual.float()).to(x.dtype)
 
 
-def gated_activation(both: Tensor, activation: str) -> Tensor:
+def gated_activation(both: Tensor, activation: str | ClampedGate) -> Tensor:
     """See `Ops.gated_activation`."""
     out = both.new_empty(both.shape[0], both.shape[1] // 2)
     fill_gated_activation(out, both, activation)
