@@ -68,9 +68,10 @@ def random_model(family: str, *, seed: int = 0, **overrides: Any) -> Any:
 @cache
 def auto_model() -> Any:
     """transformers' `AutoModelForCausalLM`, which does not list every class that continues texts."""
-    from transformers import AutoModelForCausalLM, Mistral4Config, Mistral4ForCausalLM
+    from transformers import AutoModelForCausalLM, Emu3ForCausalLM, Emu3TextConfig, Mistral4Config, Mistral4ForCausalLM
 
     AutoModelForCausalLM.register(Mistral4Config, Mistral4ForCausalLM, exist_ok=True)
+    AutoModelForCausalLM.register(Emu3TextConfig, Emu3ForCausalLM, exist_ok=True)
     return AutoModelForCausalLM
 
 

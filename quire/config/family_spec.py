@@ -151,6 +151,18 @@ class Scales:
     """For families that add to what they read; None where attention and MLP are added to the residual."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaveSpec:
+    """Sines and cosines of positions."""
+
+    first: int = 0
+    """What the first position counts as."""
+    has_slowest: bool = False
+    """Whether the slowest wave turns by 1 / 10,000 for a position; if not, the one behind it would."""
+    skips_padding: bool = False
+    """Whether the position that the padding token has for an id has zeros."""
+
+
 class MlpKind(StrEnum):
     """What an MLP computes."""
 
@@ -360,8 +372,8 @@ class FamilySpec:
     rotated: RotationRule = all_rotated
     sliding_theta: str | None = None
     """The key of the rotary base of layers with a window, where they have one of their own."""
-    first_wave: int | None = None
-    """For families that add sines and cosines of positions to embeddings: what they count the first position as."""
+    waves: WaveSpec | None = None
+    """For families that add sines and cosines of positions to embeddings."""
     rotates_pairs: bool = False
     """Rotates neighbours (2i, 2i + 1) instead of (i, i + rotary_dim / 2)."""
     latent: LatentRule | None = None

@@ -16,6 +16,7 @@ WRAPPERS = frozenset(
         "AyaVisionForConditionalGeneration",
         "Cohere2VisionForConditionalGeneration",
         "CohereCompassForConditionalGeneration",
+        "Emu3ForConditionalGeneration",
         "Gemma3ForConditionalGeneration",
         "Gemma3nForConditionalGeneration",
         "Gemma4ForConditionalGeneration",

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
-from types import MappingProxyType
+from types import MappingProxyType, ModuleType
 from typing import Any, cast
 
 from quire.config.config_keys import NOTHING
@@ -40,12 +40,14 @@ ARCHITECTURES: Mapping[str, str] = MappingProxyType(
         "cohere2_moe": "Cohere2MoeForCausalLM",
         "cohere_compass_text": "CohereCompassForCausalLM",
         "cwm": "CwmForCausalLM",
+        "ctrl": "CTRLLMHeadModel",
         "dbrx": "DbrxForCausalLM",
         "deepseek_v2": "DeepseekV2ForCausalLM",
         "deepseek_v3": "DeepseekV3ForCausalLM",
         "deepseek_v32": "DeepseekV32ForCausalLM",
         "deepseek_v4": "DeepseekV4ForCausalLM",
         "dots1": "Dots1ForCausalLM",
+        "emu3_text_model": "Emu3ForCausalLM",
         "ernie4_5": "Ernie4_5ForCausalLM",
         "ernie4_5_moe": "Ernie4_5_MoeForCausalLM",
         "exaone": "ExaoneForCausalLM",
@@ -122,6 +124,7 @@ ARCHITECTURES: Mapping[str, str] = MappingProxyType(
         "olmo3": "Olmo3ForCausalLM",
         "olmo_hybrid": "OlmoHybridForCausalLM",
         "olmoe": "OlmoeForCausalLM",
+        "openai-gpt": "OpenAIGPTLMHeadModel",
         "opt": "OPTForCausalLM",
         "persimmon": "PersimmonForCausalLM",
         "phi": "PhiForCausalLM",
@@ -135,6 +138,7 @@ ARCHITECTURES: Mapping[str, str] = MappingProxyType(
         "qwen3_moe": "Qwen3MoeForCausalLM",
         "qwen3_next": "Qwen3NextForCausalLM",
         "recurrent_gemma": "RecurrentGemmaForCausalLM",
+        "sarvam_mla": "SarvamMLAForCausalLM",
         "sarvam_moe": "SarvamMoEForCausalLM",
         "seed_oss": "SeedOssForCausalLM",
         "smollm3": "SmolLM3ForCausalLM",
@@ -215,9 +219,14 @@ def check_model_type(model_type: str, *, source: str, raw: Mapping[str, Any]) ->
         raise refusal(raw, model_type, key="model_type", source=source, known=ARCHITECTURES)
 
 
+def module_of(model_type: str) -> ModuleType:
+    """The module of a family that quire has."""
+    return import_module(f"{__name__}.{model_type.replace('-', '_')}")
+
+
 @cache
 def _shipped(model_type: str) -> FamilySpec:
-    return cast(FamilySpec, import_module(f"{__name__}.{model_type}").SPEC)
+    return cast(FamilySpec, module_of(model_type).SPEC)
 
 
 @cache

@@ -82,7 +82,7 @@ def weight_shapes(arch: ModelArch) -> WeightShapes:
     if arch.embedding_size != arch.hidden_size:
         linears.update([((arch.hidden_size,), arch.embedding_size), ((arch.embedding_size,), arch.hidden_size)])
     positions = 0 if names.positions is None else arch.max_position_embeddings + names.unused_positions
-    if arch.family.first_wave is not None:
+    if arch.family.waves is not None:
         positions = arch.max_position_embeddings
     return WeightShapes(
         body=(
@@ -133,7 +133,7 @@ def _num_made(arch: ModelArch) -> int:
 def _num_made_rows(arch: ModelArch) -> int:
     """Numbers of tables that the checkpoint does not have: sines and cosines of positions, and the embeddings of single
     layers of tokens that it has none for, which are those of the first token."""
-    waves = 0 if arch.family.first_wave is None else arch.max_position_embeddings * arch.hidden_size
+    waves = 0 if arch.family.waves is None else arch.max_position_embeddings * arch.hidden_size
     return waves + num_copied(arch)
 
 

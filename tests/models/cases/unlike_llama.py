@@ -248,6 +248,27 @@ UNLIKE_LLAMA: dict[str, tuple[str, dict[str, Any]]] = {
             ),
         },
     ),
+    "ctrl": ("ctrl", {}),
+    "ctrl-untied": (
+        "ctrl",
+        {"n_embd": 66, "n_head": 3, "layer_norm_epsilon": 1e-3, "tie_word_embeddings": False, "n_positions": 200},
+    ),
+    "emu3": ("emu3_text_model", {}),
+    "emu3-odd-heads": (
+        "emu3_text_model",
+        {
+            "hidden_size": 60,
+            "num_attention_heads": 3,
+            "num_key_value_heads": 1,
+            "tie_word_embeddings": True,
+            **rope("linear", factor=2.0),
+        },
+    ),
+    "openai-gpt": ("openai-gpt", {}),
+    "openai-gpt-untied": (
+        "openai-gpt",
+        {"n_embd": 60, "n_head": 3, "afn": "relu", "layer_norm_epsilon": 1e-3, "tie_word_embeddings": False},
+    ),
     "opt": ("opt", {}),
     "opt-norm-after": ("opt", {"do_layer_norm_before": False, "word_embed_proj_dim": 32}),
     "opt-plain": ("opt", {"enable_bias": False, "layer_norm_elementwise_affine": False, "activation_function": "gelu"}),
