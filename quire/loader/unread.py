@@ -21,8 +21,10 @@ ACTIVATION_SCALES = re.compile(
     r"input_(scale|scale_ub|zero_point|global_scale))$"
 )
 IMAGES = re.compile(
-    r"^(model\.)?(vision_(tower|model)|visual|(multi_modal|multimodal|vision)_projector|patch_merge_mlp|"
-    r"image_newline|connector|audio_tower|(vision|audio)_tokenizer|vision_embedder|embed_(vision|audio))(\.|$)"
+    r"^(model\.)?((high_res_)?vision_(tower|model|encoder|projection)|visual(_embeddings_table)?|vqmodel|patch_merge_mlp|"
+    r"((multi_modal|multimodal|vision|mm)_)?projector|(generation_)?aligner|generation_(embeddings|head)|"
+    r"image_newline|connector|merger|(image|video|audio)_tower|(vision|audio)_tokenizer|vision_embedder|"
+    r"high_res_vision_(neck|proj|alpha)|embed_(vision|audio))(\.|$)"
 )
 DECAYS = re.compile(r"\.(slope_rate|(query|key|diagonal)_decay)$")
 UNREAD: Mapping[str, re.Pattern[str]] = MappingProxyType(
