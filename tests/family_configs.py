@@ -361,6 +361,13 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "dff": 96,
     },
     "emu3_text_model": {**_COMMON, "attention_dropout": 0.0, "bos_token_id": 256, "pad_token_id": 0},
+    "mllama_text_model": {
+        **_COMMON,
+        "num_hidden_layers": 4,
+        "cross_attention_layers": [1],
+        "bos_token_id": 256,
+        "pad_token_id": 0,
+    },
     "openai-gpt": {**_GPT2, "initializer_range": 0.25},
     "opt": _OPT,
     "gpt2": _GPT2,

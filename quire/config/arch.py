@@ -106,6 +106,8 @@ class ModelArch:
     """Of a model whose tokens have several hidden states, which layers read and write together."""
     layer_embeddings: LayerEmbeddingsSpec | None
     """Of a model whose tokens have an embedding for each layer."""
+    image_layers: frozenset[int]
+    """Numbers of layers in the checkpoint that a text does not pass, which are not among the model's."""
     dtype: str
     """float32, bfloat16 or float16: what the checkpoint says it holds."""
     eos_token_ids: tuple[int, ...]
@@ -150,6 +152,7 @@ class ModelArch:
             streams=family.streams(keys),
             hyper=family.hyper(keys),
             layer_embeddings=family.layer_embeddings(keys),
+            image_layers=family.image_layers(keys),
             dtype=_dtype(keys),
             eos_token_ids=_token_ids(keys, "eos_token_id", _vocab_size(keys, family)),
             bos_token_id=next(iter(_token_ids(keys, "bos_token_id", _vocab_size(keys, family))), None),
@@ -337,7 +340,7 @@ def _keys(raw: Mapping[str, Any], source: str, family: FamilySpec) -> ConfigKeys
 def _sizes(keys: ConfigKeys, family: FamilySpec) -> dict[str, Any]:
     """The numbers of `ModelArch`, and its layers, which are as many."""
     hidden_size = keys.count("hidden_size")
-    num_layers = keys.count("num_hidden_layers", most=MAX_LAYERS)
+    num_layers = keys.count("num_hidden_layers", most=MAX_LAYERS) - len(family.image_layers(keys))
     max_position = keys.count("max_position_embeddings")
     recurrent = family.recurrent(keys, num_layers)
     attends = family.attends(keys, recurrent)

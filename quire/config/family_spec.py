@@ -294,6 +294,10 @@ class WeightNames:
     """Linear layers whose weight is stored [in, out]."""
 
 
+def _no_image_layers(keys: ConfigKeys) -> frozenset[int]:
+    return frozenset()
+
+
 def _no_changes(keys: ConfigKeys) -> Mapping[str, Any]:
     return {}
 
@@ -357,6 +361,8 @@ class FamilySpec:
     aliases: Mapping[str, str] = field(default_factory=dict)
     """Values of rope_type and of the activation that mean another one in configs of this family."""
 
+    image_layers: Callable[[ConfigKeys], frozenset[int]] = _no_image_layers
+    """Numbers of layers in the checkpoint that only images make use of; a text does not pass them."""
     recurrent: RecurrentRule = no_recurrence
     """Which layers keep a state."""
     attends: AttentionRule = without_state

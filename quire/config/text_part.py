@@ -42,6 +42,7 @@ WRAPPERS = frozenset(
         "MiniCPMV4_6ForConditionalGeneration",
         "MiniMaxM3SparseForConditionalGeneration",
         "Mistral3ForConditionalGeneration",
+        "MllamaForConditionalGeneration",
         "Ovis2ForConditionalGeneration",
         "Qwen2AudioForConditionalGeneration",
         "Qwen2VLForConditionalGeneration",

@@ -14,6 +14,7 @@ DRAFTING = "layers that draft several tokens, which quire does not"
 SHARED_KEYS = "keys and values of layers that read those of other layers"
 IDENTITIES = "weights of experts that give what they read"
 NORMS = "norms that layers without experts do not have"
+IMAGE_LAYERS = "layers that attend to images, which quire does not read"
 NOTHING = "weights of no features, as of a shared expert in a model that has none"
 SECOND_HEAD = "a second copy of the embedding, which is the head, too"
 ACTIVATION_SCALES = re.compile(
@@ -91,6 +92,7 @@ def unread_parts(arch: ModelArch) -> dict[str, str]:
         SHARED_KEYS: shared,
         IDENTITIES: _identity_experts(arch),
         NORMS: _norms_of_experts(arch),
+        IMAGE_LAYERS: [f"{names.base}.{names.layers}.{number}" for number in sorted(arch.image_layers)],
     }
     return {part: reason for reason, listed in parts_of.items() for part in listed}
 

@@ -191,7 +191,8 @@ class DecoderForCausalLM:
         layer_class = ParallelLayer if arch.is_parallel else self.layer_class
         if arch.scales.joins is not None:
             layer_class = JoinedLayer
-        self.layers = [layer_class(arch, ctx.child(index), index) for index in range(arch.num_layers)]
+        numbers = [n for n in range(arch.num_layers + len(arch.image_layers)) if n not in arch.image_layers]
+        self.layers = [layer_class(arch, ctx.child(number), index) for index, number in enumerate(numbers)]
         self.layers[-1].is_last = layer_class is DecoderLayer
 
     def forward(self, token_ids: Tensor, ctx: ForwardContext) -> Tensor:

@@ -115,6 +115,7 @@ ARCHITECTURES: Mapping[str, str] = MappingProxyType(
         "mistral": "MistralForCausalLM",
         "mistral4": "Mistral4ForCausalLM",
         "mixtral": "MixtralForCausalLM",
+        "mllama_text_model": "MllamaForCausalLM",
         "mpt": "MptForCausalLM",
         "nanochat": "NanoChatForCausalLM",
         "nemotron": "NemotronForCausalLM",

@@ -216,6 +216,22 @@ CASES: Mapping[str, Case] = {
         },
         {"vision_config": VISION},
     ),
+    "mllama": (
+        "mllama",
+        {**TEXT, "model_type": "mllama_text_model", "cross_attention_layers": [1]},
+        {
+            "vision_config": {
+                **VISION,
+                "num_global_layers": 1,
+                "attention_heads": 2,
+                "vision_output_dim": 64,
+                "supported_aspect_ratios": [[1, 1]],
+                "intermediate_layers_indices": [0],
+                "max_num_tiles": 1,
+            },
+            "image_token_index": 290,
+        },
+    ),
     "ovis2": ("ovis2", QWEN2, {"vision_config": {**VISION, "vocab_size": 16}, "hidden_size": 64}),
     "qwen2_audio": ("qwen2_audio", QWEN2, {"audio_config": WHISPER}),
     "smolvlm": ("smolvlm", LLAMA, {"vision_config": VISION, "scale_factor": 2}),

@@ -264,6 +264,20 @@ UNLIKE_LLAMA: dict[str, tuple[str, dict[str, Any]]] = {
             **rope("linear", factor=2.0),
         },
     ),
+    "mllama": ("mllama_text_model", {}),
+    "mllama-odd-heads": (
+        "mllama_text_model",
+        {
+            "hidden_size": 60,
+            "num_attention_heads": 3,
+            "num_key_value_heads": 1,
+            "num_hidden_layers": 3,
+            "cross_attention_layers": [0, 2, 7],
+            **rope(
+                "llama3", factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=32
+            ),
+        },
+    ),
     "openai-gpt": ("openai-gpt", {}),
     "openai-gpt-untied": (
         "openai-gpt",
