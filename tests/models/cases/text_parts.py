@@ -58,12 +58,23 @@ SAM = {
 WHISPER = {"d_model": 32, "encoder_ffn_dim": 32, "encoder_layers": 1, "encoder_attention_heads": 2}
 VQ = {"embed_dim": 4, "base_channels": 32, "channel_multiplier": [1, 1], "num_res_blocks": 1, "num_attention_heads": 1}
 LLAMA, QWEN2 = {**TEXT, "model_type": "llama"}, {**TEXT, "model_type": "qwen2"}
+WITHOUT_SIZE = {key: value for key, value in TEXT.items() if key != "head_dim"}
+HALF = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [2, 1, 1], "partial_rotary_factor": 0.5}
+GLM_VISION = {
+    "depth": 1,
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_heads": 2,
+    "patch_size": 14,
+    "image_size": 28,
+    "out_hidden_size": 64,
+}
 Case = tuple[str, Mapping[str, Any], Mapping[str, Any]]
 """model_type, the config of the language model, and the rest of the whole one's."""
 KIMI: Case = (
     "kimi_k25",
     {
-        **{key: value for key, value in TEXT.items() if key != "head_dim"},
+        **WITHOUT_SIZE,
         "model_type": "deepseek_v3",
         "num_key_value_heads": 4,
         "q_lora_rank": 24,
@@ -155,6 +166,30 @@ CASES: Mapping[str, Case] = {
         "exaone4_5",
         {**TEXT, "model_type": "exaone4", "sliding_window": 8},
         {"vision_config": QWEN_VISION},
+    ),
+    "glm4v": (
+        "glm4v",
+        {**WITHOUT_SIZE, "model_type": "glm4v_text", "rope_parameters": HALF},
+        {"vision_config": GLM_VISION},
+    ),
+    "glm46v": (
+        "glm46v",
+        {**WITHOUT_SIZE, "model_type": "glm4v_text", "rope_parameters": MROPE},
+        {"vision_config": GLM_VISION},
+    ),
+    "glm4v_moe": (
+        "glm4v_moe",
+        {
+            **TEXT,
+            "model_type": "glm4v_moe_text",
+            "rope_parameters": HALF,
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 16,
+            "first_k_dense_replace": 1,
+            "n_shared_experts": 1,
+        },
+        {"vision_config": GLM_VISION},
     ),
     "got_ocr2": ("got_ocr2", QWEN2, {"vision_config": SAM}),
     "hyperclovax_vision_v2": (
