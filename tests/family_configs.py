@@ -368,6 +368,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "bos_token_id": 256,
         "pad_token_id": 0,
     },
+    "diffllama": {**_COMMON, "num_attention_heads": 4, "lambda_std_dev": 0.4},
     "openai-gpt": {**_GPT2, "initializer_range": 0.25},
     "opt": _OPT,
     "gpt2": _GPT2,

@@ -452,6 +452,7 @@ def _attentions(
     is_gated, by_head = is_set(keys, family.is_gated), is_set(keys, family.gates_heads)
     ropes = {} if slopes is not None else _ropes(keys, family, of_kind, max_position)
     position_scale, shared = family.position_scale(keys), family.shared(keys, num_layers)
+    differences = family.differences(keys, num_layers)
     blocks = family.blocks(keys, num_layers, heads, ropes.get(LayerKind.FULL))
     return [
         AttentionSpec(
@@ -467,6 +468,7 @@ def _attentions(
             experts=family.attention_experts(keys),
             shared=shared[index],
             blocks=blocks[index],
+            difference=differences[index],
             reads=reads[index],
             factors=scales.attention,
             output_bias=family.last_output_bias if index == num_layers - 1 else None,

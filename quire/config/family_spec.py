@@ -6,7 +6,7 @@ parameters, the memory plan, the groups of the KV cache, and the decoder that ru
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -322,6 +322,10 @@ def _no_blocks(keys: ConfigKeys, num_layers: int, heads: Heads, rope: RopeConfig
     return (None,) * num_layers
 
 
+def _no_differences(keys: ConfigKeys, num_layers: int) -> tuple[None, ...]:
+    return (None,) * num_layers
+
+
 def _no_scales(keys: ConfigKeys) -> Scales:
     return Scales()
 
@@ -406,6 +410,8 @@ class FamilySpec:
     """What gates pass before they multiply: sigmoid or softplus."""
     attention_experts: Callable[[ConfigKeys], AttentionExperts | None] = _no_attention_experts
     """For families in which each token chooses its query heads."""
+    differences: Callable[[ConfigKeys, int], Sequence[float | None]] = _no_differences
+    """What the factors of differential attention begin with in each layer."""
     blocks: BlockRule = _no_blocks
     """What chooses the blocks of tokens that a layer attends to."""
     shared: Callable[[ConfigKeys, int], tuple[SharedBlock | None, ...]] = _none_shared

@@ -168,6 +168,41 @@ class BlockSparseAttention(SelfAttention):
         return self.ops.selected_attention(query, kv_cache, metadata, selected, scale=at.scale, run=run)
 
 
+class DifferentialAttention(SelfAttention):
+    """What one half of the heads attended to, less a share of what the other half did, normed (DiffLlama).
+
+    A head attends to the values of two KV heads with the same weights: they are kept as one value, twice as wide.
+    """
+
+    def __init__(self, arch: ModelArch, ctx: LayerContext, index: int) -> None:
+        super().__init__(arch, ctx, index)
+        mixer = arch.mixers[index]
+        assert isinstance(mixer, AttentionSpec)
+        assert mixer.difference is not None
+        if ctx.parallel.tp.size > 1:
+            raise ConfigError(f"{arch.source}: differential attention is not split between processes. Use one process.")
+        self.heads, self.size = mixer.heads, mixer.cached.head_size
+        self.factor = mixer.difference + _learned_difference(ctx, mixer.heads.head_size)
+        scale = 1.0 - mixer.difference
+        self.norm = RMSNorm(ctx, self.size, arch.norm_eps, has_weight=False, scale=scale)
+
+    def __call__(self, hidden: Tensor, ctx: ForwardContext, *, residual: Tensor | None = None) -> Tensor:
+        """Shapes: hidden, residual [T, E] -> [T, E]. Mutates: this layer's cache."""
+        return self.o_proj(self._normed(hidden, ctx), residual=residual)
+
+    def _normed(self, hidden: Tensor, ctx: ForwardContext) -> Tensor:
+        qkv = self.ops.pair_values(self._qkv(hidden), self.heads.num_heads, self.heads.num_kv_heads)
+        attended = self.ops.subtract_heads(self.attention(qkv, ctx), self.factor)
+        return self.norm(attended.view(-1, self.size)).view(attended.shape)
+
+
+def _learned_difference(ctx: LayerContext, size: int) -> float:
+    """exp(q1 . k1) - exp(q2 . k2)"""
+    names = [f"lambda_{kind}{half}" for half in (1, 2) for kind in ("q", "k")]
+    q1, k1, q2, k2 = (ctx.tensor(name, (size,), dtype=torch.float32) for name in names)
+    return 0.0 if q1.is_meta else (q1.dot(k1).exp() - q2.dot(k2).exp()).item()
+
+
 class ExpertAttention:
     """Attention whose query heads, and what is made of them, are those of the experts that each token chooses."""
 
@@ -242,6 +277,8 @@ def _attention(arch: ModelArch, ctx: LayerContext, index: int) -> Mixer:
     mixer = arch.mixers[index]
     if isinstance(mixer, AttentionSpec) and mixer.experts is not None:
         return ExpertAttention(arch, ctx, index)
+    if isinstance(mixer, AttentionSpec) and mixer.difference is not None:
+        return DifferentialAttention(arch, ctx, index)
     if isinstance(mixer, AttentionSpec) and mixer.blocks is not None:
         return BlockSparseAttention(arch, ctx, index)
     is_gated = isinstance(mixer, AttentionSpec) and mixer.num_gates
@@ -271,7 +308,7 @@ def attention_of(arch: ModelArch, ctx: LayerContext, index: int, *, norms: Fused
     """The attention at a place among the model's mixers, without its projections."""
     mixer = arch.mixers[index]
     assert isinstance(mixer, AttentionSpec)
-    heads = mixer.heads
+    heads = mixer.cached
     spec = RopeAndCacheSpec(
         num_heads=heads.num_heads,
         num_kv_heads=heads.num_kv_heads if mixer.reads is None else 0,

@@ -28,6 +28,8 @@ REFUSED = MappingProxyType(
             {
                 "expert_queries",
                 "expert_outputs",
+                "pair_values",
+                "subtract_heads",
                 "select_tokens",
                 "select_blocks",
                 "selected_attention",

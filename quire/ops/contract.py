@@ -252,6 +252,16 @@ class Ops(SelectionOps):
         """
         return cast("Tensor", self._table["gated_activation"](both, activation))
 
+    def pair_values(self, qkv: Tensor, num_heads: int, num_kv_heads: int) -> Tensor:
+        """Queries and keys with zeros behind each, and for each KV head j the values of j' and j' + K / 2 behind each
+        other, j' being j modulo K / 2. Shapes: qkv [T, (H + 2 * K) * D] -> [T, (H + 2 * K) * 2 * D].
+        """
+        return cast("Tensor", self._table["pair_values"](qkv, num_heads, num_kv_heads))
+
+    def subtract_heads(self, x: Tensor, factor: float) -> Tensor:
+        """The first half of each row less factor * the second. Shapes: x [T, 2 * N] -> [T, N]."""
+        return cast("Tensor", self._table["subtract_heads"](x, factor))
+
     def join_columns(self, parts: Sequence[Tensor]) -> Tensor:
         """Rows beside each other. Shapes: parts [T, N] each -> [T, sum of N]."""
         return cast("Tensor", self._table["join_columns"](parts))

@@ -92,6 +92,25 @@ def fill_columns(out: Tensor, *parts: Tensor) -> None:
 
 
 @one_thread()
+def fill_pairs(out: Tensor, qkv: Tensor, num_heads: int, num_kv_heads: int) -> None:
+    """`Ops.pair_values`. Mutates: out."""
+    tokens, size = qkv.shape[0], qkv.shape[1] // (num_heads + 2 * num_kv_heads)
+    count = num_heads + num_kv_heads
+    wide, narrow = out.view(tokens, -1, 2, size), qkv.view(tokens, -1, size)
+    wide[:, :count, 0] = narrow[:, :count]
+    wide[:, :count, 1] = 0.0
+    pairs = narrow[:, count:].view(tokens, 2, -1, size).transpose(1, 2)
+    wide[:, count:].view(tokens, 2, -1, 2, size).copy_(pairs.unsqueeze(1))
+
+
+@one_thread()
+def fill_differences(out: Tensor, x: Tensor, factor: float) -> None:
+    """`Ops.subtract_heads`. Mutates: out."""
+    first, second = x.chunk(2, dim=1)
+    out.copy_(first.float() - second.float() * factor)
+
+
+@one_thread()
 def scale_heads(x: Tensor, weight: Tensor) -> None:
     """See `Ops.scale_heads`."""
     x.mul_(weight)

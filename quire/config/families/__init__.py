@@ -46,6 +46,7 @@ ARCHITECTURES: Mapping[str, str] = MappingProxyType(
         "deepseek_v3": "DeepseekV3ForCausalLM",
         "deepseek_v32": "DeepseekV32ForCausalLM",
         "deepseek_v4": "DeepseekV4ForCausalLM",
+        "diffllama": "DiffLlamaForCausalLM",
         "dots1": "Dots1ForCausalLM",
         "emu3_text_model": "Emu3ForCausalLM",
         "ernie4_5": "Ernie4_5ForCausalLM",

@@ -144,6 +144,9 @@ class AttentionSpec(Mixer):
     """None where the layer's attention is its own."""
     blocks: BlockIndexerSpec | None = None
     """None where queries attend to all tokens that they see."""
+    difference: float | None = None
+    """For differential attention (https://arxiv.org/abs/2410.05258): what its learned factor begins with. Heads attend
+    to the values of two KV heads; of what the second half of them gives, the factor's share is taken from the first."""
     reads: int | None = None
     """The place of the mixer whose keys and values it attends over, of an earlier layer; None for its own."""
     factors: Factors = Factors()
@@ -153,12 +156,17 @@ class AttentionSpec(Mixer):
 
     def kv_cache_specs(self, page: PageSpec) -> tuple[KVCacheSpec, ...]:
         """What the layer keeps in the KV cache, a block of which is a page with the layer's own heads."""
-        page = replace(page, num_kv_heads=self.heads.num_kv_heads, head_size=self.heads.head_size)
+        page = replace(page, num_kv_heads=self.cached.num_kv_heads, head_size=self.cached.head_size)
         if self.window is not None:
             return (SlidingWindowSpec(page=page, window=self.window),)
         if self.blocks is None:
             return (FullAttentionSpec(page=page),)
         return FullAttentionSpec(page=page), FullAttentionSpec(page=_rows(page, self.blocks.head_size, 1))
+
+    @property
+    def cached(self) -> Heads:
+        """The heads that attention has: of keys with zeros behind them, where values of two heads lie together."""
+        return self.heads if self.difference is None else replace(self.heads, head_size=2 * self.heads.head_size)
 
     @property
     def num_caches(self) -> int:

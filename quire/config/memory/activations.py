@@ -384,14 +384,18 @@ def _attend(
         return
     heads, keys_values = arch.num_heads * arch.head_size, 2 * arch.num_kv_heads * arch.head_size
     if isinstance(mixer, AttentionSpec):
-        heads, keys_values = mixer.heads.query_size, 2 * mixer.heads.kv_size * (mixer.reads is None)
+        heads, keys_values = mixer.cached.query_size, 2 * mixer.cached.kv_size * (mixer.reads is None)
     is_latent, has_experts = isinstance(mixer, LatentAttentionSpec), _has_experts(mixer)
     if isinstance(mixer, LatentAttentionSpec):
         _compress(layout, arch, mixer)
     elif has_experts:
         layout.take("keys and values", keys_values)
+    is_difference = isinstance(mixer, AttentionSpec) and mixer.difference is not None
+    if is_difference:
+        layout.take("narrow", (heads + keys_values) // 2)
     layout.take("qkv", heads + keys_values)
     layout.free(*(["projected", "compressed"] if is_latent else ["keys and values"] if has_experts else []))
+    layout.free(*(["narrow"] if is_difference else []))
     layout.take("query", heads)
     indexer = mixer.blocks if isinstance(mixer, AttentionSpec) else None
     if indexer is not None:
@@ -406,6 +410,11 @@ def _attend(
         layout.free("gate")
     if arch.norms.attended is not None:
         _renorm(layout, "attended", heads)
+    if is_difference:
+        _renorm(layout, "attended", heads // 2)
+        layout.take("renormed", mixer.cached.head_size, rows=mixer.heads.num_heads // 2)
+        layout.free("attended")
+        layout.rename("renormed", "attended")
     layout.take("mixed", arch.hidden_size)
     layout.free("attended")
 

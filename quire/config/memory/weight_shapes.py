@@ -109,7 +109,11 @@ def num_parameters(arch: ModelArch) -> int:
     head = 0 if shapes.is_tied else shapes.head.num_weights
     linears = sum(shape.count * shape.num_weights for shape in shapes.body)
     floats = (
-        shapes.floats - _num_made(arch) + _num_activation_parameters(arch) + arch.scales.of_layers * arch.num_layers
+        shapes.floats
+        - _num_made(arch)
+        + _num_activation_parameters(arch)
+        + _num_differences(arch)
+        + arch.scales.of_layers * arch.num_layers
     )
     return (
         linears
@@ -161,6 +165,12 @@ def _num_activation_parameters(arch: ModelArch) -> int:
     """Numbers of the activations of plain MLPs; an xIELU has four."""
     num_plain = sum(layer.mlp.kind is MlpKind.PLAIN for layer in arch.layers)
     return 4 * num_plain * (arch.activation == "xielu")
+
+
+def _num_differences(arch: ModelArch) -> int:
+    """Numbers of the factors of differential attention beyond the ones of its norms, which the checkpoint does not
+    have: four vectors of a head, and ones for two."""
+    return sum(2 * mixer.heads.head_size for mixer in arch.plain_attentions if mixer.difference is not None)
 
 
 def num_active_parameters(arch: ModelArch) -> int:
@@ -357,6 +367,7 @@ def _mixer_floats(arch: ModelArch, mixer: MixerSpec) -> int:
         biases += (mixer.output_bias is not None) * arch.hidden_size
         biases += (arch.norms.attended is not None) * own.query_size
         biases += 2 * mixer.blocks.head_size if mixer.blocks else 0
+        biases += mixer.cached.head_size if mixer.difference is not None else 0
         gate = _gates_are_behind_queries(arch) * own.query_size
         features = own.query_size if mixer.reads is not None else sum(_qkv(arch, own)[0])
         return biases + arch.attention_bias * (features + gate) + mixer.has_sinks * own.num_heads
@@ -545,7 +556,7 @@ def _queries(arch: ModelArch) -> list[tuple[int, int | None]]:
 
 
 def _plain_queries(mixer: AttentionSpec) -> list[tuple[int, int | None]]:
-    size, index = mixer.heads.query_size, mixer.blocks
+    size, index = mixer.cached.query_size, mixer.blocks
     if index is None:
         return [(size, mixer.window)]
     return [(size, index.num_selected * index.block_size), (max(1, index.num_heads * index.head_size // 2), None)]

@@ -26,10 +26,12 @@ from quire.ops.cpu.elementwise import (
     gate,
     gated_activation,
     join_columns,
+    pair_values,
     scale_add,
     scale_heads,
     scale_tokens,
     soft_cap,
+    subtract_heads,
 )
 from quire.ops.cpu.norm import layer_norm, layer_norm_heads, rms_norm, rms_norm_columns
 from quire.ops.cpu.products.attention_experts import expert_outputs, expert_queries
@@ -71,6 +73,8 @@ OPS: MappingProxyType[str, Callable[..., object]] = MappingProxyType(
         "gate": gate,
         "gated_activation": gated_activation,
         "join_columns": join_columns,
+        "pair_values": pair_values,
+        "subtract_heads": subtract_heads,
         "multiply_columns": multiply_columns,
         "match_rms": match_rms,
         "mix_streams": mix_streams,

@@ -47,6 +47,20 @@ def gated_activation(both: Tensor, activation: str | ClampedGate) -> Tensor:
     return out
 
 
+def pair_values(qkv: Tensor, num_heads: int, num_kv_heads: int) -> Tensor:
+    """See `Ops.pair_values`."""
+    out = empty((qkv.shape[0], 2 * qkv.shape[1]), qkv.dtype)
+    run_or_note(partial(elementwise.fill_pairs, num_heads=num_heads, num_kv_heads=num_kv_heads), out, qkv)
+    return out
+
+
+def subtract_heads(x: Tensor, factor: float) -> Tensor:
+    """See `Ops.subtract_heads`."""
+    out = empty((x.shape[0], x.shape[1] // 2), x.dtype)
+    run_or_note(partial(elementwise.fill_differences, factor=factor), out, x)
+    return out
+
+
 def join_columns(parts: Sequence[Tensor]) -> Tensor:
     """See `Ops.join_columns`."""
     out = empty((parts[0].shape[0], sum(part.shape[1] for part in parts)), parts[0].dtype)

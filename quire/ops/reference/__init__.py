@@ -12,7 +12,14 @@ from quire.ops.hyper import read_streams, sum_streams, write_streams
 from quire.ops.reference.attention import chunked_attention, paged_attention
 from quire.ops.reference.attention_experts import expert_outputs, expert_queries
 from quire.ops.reference.cache import allocate_kv_cache, copy_blocks, touch_blocks
-from quire.ops.reference.elementwise import gated_activation, join_columns, scale_add, soft_cap
+from quire.ops.reference.elementwise import (
+    gated_activation,
+    join_columns,
+    pair_values,
+    scale_add,
+    soft_cap,
+    subtract_heads,
+)
 from quire.ops.reference.experts import mixture_of_experts
 from quire.ops.reference.gated_recurrence import gated_delta, lightning_attention, rg_lru
 from quire.ops.reference.gemm import embedding, gated_linear, linear, linear_max, pack_linear, weights_together
@@ -50,6 +57,8 @@ OPS: MappingProxyType[str, Callable[..., object]] = MappingProxyType(
         "gate": gate,
         "gated_activation": gated_activation,
         "join_columns": join_columns,
+        "pair_values": pair_values,
+        "subtract_heads": subtract_heads,
         "multiply_columns": multiply_columns,
         "match_rms": match_rms,
         "mix_streams": mix_streams,

@@ -278,6 +278,19 @@ UNLIKE_LLAMA: dict[str, tuple[str, dict[str, Any]]] = {
             ),
         },
     ),
+    "diffllama": ("diffllama", {}),
+    "diffllama-biases": (
+        "diffllama",
+        {
+            "hidden_size": 60,
+            "num_attention_heads": 12,
+            "num_key_value_heads": 4,
+            "head_dim": 14,
+            "attention_bias": True,
+            "tie_word_embeddings": True,
+            **rope("linear", factor=2.0),
+        },
+    ),
     "openai-gpt": ("openai-gpt", {}),
     "openai-gpt-untied": (
         "openai-gpt",
