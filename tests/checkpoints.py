@@ -68,10 +68,16 @@ def random_model(family: str, *, seed: int = 0, **overrides: Any) -> Any:
 @cache
 def auto_model() -> Any:
     """transformers' `AutoModelForCausalLM`, which does not list every class that continues texts."""
-    from transformers import AutoModelForCausalLM, Mistral4Config, Mistral4ForCausalLM
+    import transformers as t
+    from transformers.models.mllama.configuration_mllama import MllamaTextConfig
 
-    AutoModelForCausalLM.register(Mistral4Config, Mistral4ForCausalLM, exist_ok=True)
-    return AutoModelForCausalLM
+    for config, model in (
+        (t.Mistral4Config, t.Mistral4ForCausalLM),
+        (t.Emu3TextConfig, t.Emu3ForCausalLM),
+        (MllamaTextConfig, t.MllamaForCausalLM),
+    ):
+        t.AutoModelForCausalLM.register(config, model, exist_ok=True)
+    return t.AutoModelForCausalLM
 
 
 @lru_cache(maxsize=2)

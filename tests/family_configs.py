@@ -229,6 +229,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
     "deepseek_v2": _DEEPSEEK,
     "deepseek_v3": {**_DEEPSEEK, "n_group": 4, "topk_group": 2},
+    "sarvam_mla": {**_DEEPSEEK, "n_shared_experts": 1},
     "axk1": {**_DEEPSEEK, "n_group": 4, "topk_group": 2},
     "deepseek_v4": {
         **_COMMON,
@@ -355,6 +356,20 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "bos_token_id": 256,
         "eos_token_id": 256,
     },
+    "ctrl": {
+        **{key: value for key, value in _GPT2.items() if key != "bos_token_id"},
+        "dff": 96,
+    },
+    "emu3_text_model": {**_COMMON, "attention_dropout": 0.0, "bos_token_id": 256, "pad_token_id": 0},
+    "mllama_text_model": {
+        **_COMMON,
+        "num_hidden_layers": 4,
+        "cross_attention_layers": [1],
+        "bos_token_id": 256,
+        "pad_token_id": 0,
+    },
+    "diffllama": {**_COMMON, "num_attention_heads": 4, "lambda_std_dev": 0.4},
+    "openai-gpt": {**_GPT2, "initializer_range": 0.25},
     "opt": _OPT,
     "gpt2": _GPT2,
     "mamba": _MAMBA,

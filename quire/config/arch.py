@@ -106,6 +106,8 @@ class ModelArch:
     """Of a model whose tokens have several hidden states, which layers read and write together."""
     layer_embeddings: LayerEmbeddingsSpec | None
     """Of a model whose tokens have an embedding for each layer."""
+    image_layers: frozenset[int]
+    """Numbers of layers in the checkpoint that a text does not pass, which are not among the model's."""
     dtype: str
     """float32, bfloat16 or float16: what the checkpoint says it holds."""
     eos_token_ids: tuple[int, ...]
@@ -150,6 +152,7 @@ class ModelArch:
             streams=family.streams(keys),
             hyper=family.hyper(keys),
             layer_embeddings=family.layer_embeddings(keys),
+            image_layers=family.image_layers(keys),
             dtype=_dtype(keys),
             eos_token_ids=_token_ids(keys, "eos_token_id", _vocab_size(keys, family)),
             bos_token_id=next(iter(_token_ids(keys, "bos_token_id", _vocab_size(keys, family))), None),
@@ -192,6 +195,13 @@ class ModelArch:
         return tuple(mixer for mixer in self.attentions if isinstance(mixer, AttentionSpec))
 
     @property
+    def whole_blocks(self) -> frozenset[int]:
+        """Tokens that attention takes at a time, of which blocks of the KV cache must be divisors: chunks, and blocks
+        that indexers choose."""
+        chunks = {mixer.window for mixer in self.plain_attentions if mixer.is_chunked and mixer.window is not None}
+        return frozenset(chunks | {mixer.blocks.block_size for mixer in self.plain_attentions if mixer.blocks})
+
+    @property
     def is_gated(self) -> bool:
         """Whether attention has gates."""
         return any(mixer.num_gates for mixer in self.plain_attentions)
@@ -231,8 +241,7 @@ class ModelArch:
         return tuple(layer.mlp for layer in self.layers)
 
     def kv_cache_specs(self, block_size: int, dtype: str, *, ops: str) -> list[KVCacheSpec]:
-        """What the mixers keep in the KV cache, in the order of `mixers`, where `ops` serve; each one thing, but those
-        of compressed attention.
+        """What the mixers keep in the KV cache, in the order of `mixers`, where `ops` serve; each `num_caches` things.
 
         Where a block of so many tokens has fewer bytes than a recurrent state, blocks are of more tokens.
         """
@@ -242,6 +251,7 @@ class ModelArch:
             return [_state_spec(mixer, num_bytes, block_size) for mixer in self.recurrences]
         page = _page_for(self, block_size, dtype, SLOT_MULTIPLES[ops], num_state_bytes)
         _check_chunks(self, page.block_size)
+        _check_indexed_blocks(self, page.block_size)
         return [
             spec
             for mixer in self.mixers
@@ -254,10 +264,7 @@ class ModelArch:
 
     def caches_of(self, place: int) -> range:
         """The places of what a mixer keeps, given its own."""
-        counts = [
-            3 if isinstance(mixer, CompressedAttentionSpec) and mixer.compressor is not None else 1
-            for mixer in self.mixers
-        ]
+        counts = [mixer.num_caches for mixer in self.mixers]
         first = sum(counts[:place])
         return range(first, first + counts[place])
 
@@ -289,11 +296,10 @@ def _whole_entries(arch: ModelArch, block_size: int, dtype: str) -> int:
     Raises: ConfigError for a cache of 8 bits, which has no room for such rows.
     """
     specs = [mixer.compressor for mixer in arch.mixers if isinstance(mixer, CompressedAttentionSpec)]
-    if specs and dtype in SCALED_DTYPES:
-        raise ConfigError(
-            f"{arch.source}: a KV cache of {dtype} has no room for what compressed attention keeps. "
-            "Leave kv_cache_dtype out."
-        )
+    has_blocks = any(mixer.blocks for mixer in arch.plain_attentions)
+    if (specs or has_blocks) and dtype in SCALED_DTYPES:
+        what = "what compressed attention keeps" if specs else "the keys of indexers"
+        raise ConfigError(f"{arch.source}: a KV cache of {dtype} has no room for {what}. Leave kv_cache_dtype out.")
     return round_up(block_size, math.lcm(*(spec.rate for spec in specs if spec is not None)))
 
 
@@ -304,6 +310,16 @@ def _check_chunks(arch: ModelArch, block_size: int) -> None:
             raise ConfigError(
                 f"{arch.source}: attention is within chunks of {size} tokens, which blocks of {block_size} do not "
                 "divide. Choose a --block-size that does."
+            )
+
+
+def _check_indexed_blocks(arch: ModelArch, block_size: int) -> None:
+    """Refuse blocks that those which an indexer chooses are not made of. Raises: ConfigError."""
+    for spec in {mixer.blocks for mixer in arch.plain_attentions if mixer.blocks is not None}:
+        if spec.block_size % block_size:
+            raise ConfigError(
+                f"{arch.source}: an indexer chooses blocks of {spec.block_size} tokens (index_block_size), which KV "
+                f"blocks of {block_size} do not divide. Choose a --block-size that does."
             )
 
 
@@ -324,7 +340,7 @@ def _keys(raw: Mapping[str, Any], source: str, family: FamilySpec) -> ConfigKeys
 def _sizes(keys: ConfigKeys, family: FamilySpec) -> dict[str, Any]:
     """The numbers of `ModelArch`, and its layers, which are as many."""
     hidden_size = keys.count("hidden_size")
-    num_layers = keys.count("num_hidden_layers", most=MAX_LAYERS)
+    num_layers = keys.count("num_hidden_layers", most=MAX_LAYERS) - len(family.image_layers(keys))
     max_position = keys.count("max_position_embeddings")
     recurrent = family.recurrent(keys, num_layers)
     attends = family.attends(keys, recurrent)
@@ -436,6 +452,8 @@ def _attentions(
     is_gated, by_head = is_set(keys, family.is_gated), is_set(keys, family.gates_heads)
     ropes = {} if slopes is not None else _ropes(keys, family, of_kind, max_position)
     position_scale, shared = family.position_scale(keys), family.shared(keys, num_layers)
+    differences = family.differences(keys, num_layers)
+    blocks = family.blocks(keys, num_layers, heads, ropes.get(LayerKind.FULL))
     return [
         AttentionSpec(
             heads=of_kind[kind],
@@ -449,6 +467,8 @@ def _attentions(
             num_gates=is_gated * (of_kind[kind].num_heads if by_head else of_kind[kind].query_size),
             experts=family.attention_experts(keys),
             shared=shared[index],
+            blocks=blocks[index],
+            difference=differences[index],
             reads=reads[index],
             factors=scales.attention,
             output_bias=family.last_output_bias if index == num_layers - 1 else None,

@@ -95,7 +95,7 @@ def kind_of(arch: ModelArch) -> FamilyKind:
 
 
 def _shipped(model_type: str) -> Family:
-    module = import_module(f"{families.__name__}.{model_type}")
+    module = families.module_of(model_type)
     return _family(ARCHITECTURES[model_type], module.SPEC, module.__doc__, model_type=model_type)
 
 

@@ -6,14 +6,15 @@ parameters, the memory plan, the groups of the KV cache, and the decoder that ru
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
 from quire.config.config_keys import ConfigKeys
-from quire.config.layers.experts import ExpertsRule, ExpertsSpec
+from quire.config.layers.experts import ClampedGate, ExpertsRule, ExpertsSpec
 from quire.config.layers.layer_kinds import (
+    Heads,
     HeadsRule,
     LayerKind,
     LayerRule,
@@ -24,8 +25,17 @@ from quire.config.layers.layer_kinds import (
     heads_alike,
     none_read,
 )
-from quire.config.layers.mixers import AttentionExperts, CompressedRule, Factors, LatentRule, PositionScale, SharedBlock
+from quire.config.layers.mixers import (
+    AttentionExperts,
+    BlockRule,
+    CompressedRule,
+    Factors,
+    LatentRule,
+    PositionScale,
+    SharedBlock,
+)
 from quire.config.layers.recurrent import AttentionRule, RecurrentRule, no_recurrence, without_state
+from quire.config.layers.rope import RopeConfig
 from quire.config.layers.streams import HyperSpec, LayerEmbeddingsSpec, StreamsSpec
 
 DECODER = "quire.models.decoder:DecoderForCausalLM"
@@ -141,6 +151,18 @@ class Scales:
     """For families that add to what they read; None where attention and MLP are added to the residual."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaveSpec:
+    """Sines and cosines of positions."""
+
+    first: int = 0
+    """What the first position counts as."""
+    has_slowest: bool = False
+    """Whether the slowest wave turns by 1 / 10,000 for a position; if not, the one behind it would."""
+    skips_padding: bool = False
+    """Whether the position that the padding token has for an id has zeros."""
+
+
 class MlpKind(StrEnum):
     """What an MLP computes."""
 
@@ -172,6 +194,8 @@ class MlpSpec:
     """Of a sparse MLP: gates lose their mean and so many of their standard deviations; those below zero are zero."""
     factors: Factors = Factors()
     """Of a gated MLP; the inner ones are those of gate and up."""
+    gate: ClampedGate | None = None
+    """Of a gated MLP, in place of the model's activation and a product."""
 
 
 MlpRule = Callable[[ConfigKeys, int, int], tuple[MlpSpec, ...]]
@@ -270,6 +294,10 @@ class WeightNames:
     """Linear layers whose weight is stored [in, out]."""
 
 
+def _no_image_layers(keys: ConfigKeys) -> frozenset[int]:
+    return frozenset()
+
+
 def _no_changes(keys: ConfigKeys) -> Mapping[str, Any]:
     return {}
 
@@ -287,6 +315,14 @@ def _no_attention_experts(keys: ConfigKeys) -> AttentionExperts | None:
 
 
 def _none_shared(keys: ConfigKeys, num_layers: int) -> tuple[SharedBlock | None, ...]:
+    return (None,) * num_layers
+
+
+def _no_blocks(keys: ConfigKeys, num_layers: int, heads: Heads, rope: RopeConfig | None) -> tuple[None, ...]:
+    return (None,) * num_layers
+
+
+def _no_differences(keys: ConfigKeys, num_layers: int) -> tuple[None, ...]:
     return (None,) * num_layers
 
 
@@ -329,6 +365,8 @@ class FamilySpec:
     aliases: Mapping[str, str] = field(default_factory=dict)
     """Values of rope_type and of the activation that mean another one in configs of this family."""
 
+    image_layers: Callable[[ConfigKeys], frozenset[int]] = _no_image_layers
+    """Numbers of layers in the checkpoint that only images make use of; a text does not pass them."""
     recurrent: RecurrentRule = no_recurrence
     """Which layers keep a state."""
     attends: AttentionRule = without_state
@@ -344,8 +382,8 @@ class FamilySpec:
     rotated: RotationRule = all_rotated
     sliding_theta: str | None = None
     """The key of the rotary base of layers with a window, where they have one of their own."""
-    first_wave: int | None = None
-    """For families that add sines and cosines of positions to embeddings: what they count the first position as."""
+    waves: WaveSpec | None = None
+    """For families that add sines and cosines of positions to embeddings."""
     rotates_pairs: bool = False
     """Rotates neighbours (2i, 2i + 1) instead of (i, i + rotary_dim / 2)."""
     latent: LatentRule | None = None
@@ -372,6 +410,10 @@ class FamilySpec:
     """What gates pass before they multiply: sigmoid or softplus."""
     attention_experts: Callable[[ConfigKeys], AttentionExperts | None] = _no_attention_experts
     """For families in which each token chooses its query heads."""
+    differences: Callable[[ConfigKeys, int], Sequence[float | None]] = _no_differences
+    """What the factors of differential attention begin with in each layer."""
+    blocks: BlockRule = _no_blocks
+    """What chooses the blocks of tokens that a layer attends to."""
     shared: Callable[[ConfigKeys, int], tuple[SharedBlock | None, ...]] = _none_shared
     """For families whose layers share attention and an MLP, which `model_class` computes."""
     reads: ReadRule = none_read

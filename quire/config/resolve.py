@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -91,9 +92,7 @@ def resolve(
     scheduler = _resolve_scheduler(args, capabilities, choices)
     given = None if args.structured_outputs_backend == "auto" else args.structured_outputs_backend
     library = choices.pick("structured_outputs_backend", given, "guidance", "the only one")
-    block_size = choices.pick(
-        "block_size", args.block_size, capabilities.block_size, f"preferred on {capabilities.name}"
-    )
+    block_size = choices.pick("block_size", args.block_size, *_default_block_size(arch, capabilities))
     generation = _read_generation_config(args, path)
     eos_token_ids = _eos_token_ids(arch, {**generation, **args.override_generation_config})
     max_model_len = _resolve_max_model_len(args, arch, choices)
@@ -294,6 +293,15 @@ def _resolve_max_model_len(args: EngineArgs, arch: ModelArch, choices: _Choices)
         )
     length: int = choices.pick("max_model_len", args.max_model_len, limit, "max_position_embeddings of the model")
     return length
+
+
+def _default_block_size(arch: ModelArch, capabilities: Capabilities) -> tuple[int, str]:
+    """Tokens, and why: as the platform prefers, or the most below that which are whole parts of `whole_blocks`."""
+    preferred, whole = capabilities.block_size, math.gcd(*arch.whole_blocks)
+    size = next(size for size in range(preferred, 0, -1) if whole % size == 0)
+    if size == preferred:
+        return size, f"preferred on {capabilities.name}"
+    return size, f"at most {preferred}, and a divisor of the {whole} tokens that attention takes at a time"
 
 
 def _max_logprobs(args: EngineArgs, arch: ModelArch) -> int:

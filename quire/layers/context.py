@@ -203,5 +203,8 @@ class LayerContext:
 
     def _parts(self, out_features: tuple[int, ...], name: str) -> tuple[list[str], tuple[int, ...]]:
         """The checkpoint's names and sizes: one for each part, or a single one where the checkpoint is fused too."""
-        sources = [f"{source}.{name}" for source in self.weight_map.sources(self.name)]
+        layers = self.weight_map.sources(self.name)
+        if len(layers) > 1 and self.has(name):
+            layers = [self.name]
+        sources = [f"{layer}.{name}" for layer in layers]
         return sources, out_features if len(sources) == len(out_features) else (sum(out_features),)

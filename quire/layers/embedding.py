@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 
+from quire.config.family_spec import WaveSpec
 from quire.layers.context import LayerContext
 from quire.layers.weights import WHOLE
 from quire.ops.operands import BlockTable, Largest, LinearWeight
@@ -58,11 +59,13 @@ class Waves:
     As tensor2tensor has them: all sines, then all cosines.
     """
 
-    def __init__(self, ctx: LayerContext, num_positions: int, size: int, *, first: int, padding: int | None) -> None:
-        """`first` is what the first position counts as. What the token `padding` has for an id has a row of zeros."""
+    def __init__(
+        self, ctx: LayerContext, num_positions: int, size: int, spec: WaveSpec, *, padding: int | None
+    ) -> None:
+        """The position that counts as much as the token `padding` has for an id has a row of zeros."""
         self.ops = ctx.ops
-        half = size // 2
-        rates = torch.exp(torch.arange(half).float() * -(math.log(10_000) / (half - 1)))
+        half, first = size // 2, spec.first
+        rates = torch.exp(torch.arange(half).float() * -(math.log(10_000) / (half - spec.has_slowest)))
         angles = (torch.arange(num_positions) + first).float().unsqueeze(1) * rates
         table = torch.zeros(num_positions, size)
         table[:, :half], table[:, half : 2 * half] = angles.sin(), angles.cos()

@@ -26,7 +26,7 @@ from quire.log import get_logger
 
 log = get_logger(__name__)
 
-INSIDE = "language_model."
+INSIDE = ("language_model.", "text_model.")
 """What the names of a language model begin with inside one for text and images."""
 _PATTERN_LENGTH = 1_000_003
 _DUMMY_SCALE = 0.02
@@ -39,14 +39,14 @@ class Names:
 
     def __init__(self, checkpoint: TensorSource, weight_map: WeightMap) -> None:
         base = weight_map.base_prefix
-        inside = f"{base}{INSIDE}"
         self.prefix, self.instead = "", ""
         """What a name begins with, and what it begins with in the checkpoint."""
-        if any(name.startswith(inside) for name in checkpoint.tensors):
-            self.prefix, self.instead = base, inside
-        elif any(name.startswith(INSIDE) for name in checkpoint.tensors):
-            self.prefix, self.instead = "", INSIDE
-        elif not any(name.startswith(base) for name in checkpoint.tensors):
+        within = [(base, base + inside) for inside in INSIDE] + [("", inside) for inside in INSIDE]
+        for prefix, instead in within:
+            if any(name.startswith(instead) for name in checkpoint.tensors):
+                self.prefix, self.instead = prefix, instead
+                return
+        if not any(name.startswith(base) for name in checkpoint.tensors):
             self.prefix = base
 
     def __call__(self, name: str) -> str:

@@ -14,6 +14,7 @@ DRAFTING = "layers that draft several tokens, which quire does not"
 SHARED_KEYS = "keys and values of layers that read those of other layers"
 IDENTITIES = "weights of experts that give what they read"
 NORMS = "norms that layers without experts do not have"
+IMAGE_LAYERS = "layers that attend to images, which quire does not read"
 NOTHING = "weights of no features, as of a shared expert in a model that has none"
 SECOND_HEAD = "a second copy of the embedding, which is the head, too"
 ACTIVATION_SCALES = re.compile(
@@ -21,8 +22,10 @@ ACTIVATION_SCALES = re.compile(
     r"input_(scale|scale_ub|zero_point|global_scale))$"
 )
 IMAGES = re.compile(
-    r"^(model\.)?(vision_(tower|model)|visual|(multi_modal|multimodal|vision)_projector|multi_modal_projector|"
-    r"image_newline|connector|audio_tower|(vision|audio)_tokenizer|vision_embedder|embed_(vision|audio))(\.|$)"
+    r"^(model\.)?((high_res_)?vision_(tower|model|encoder|projection)|visual(_embeddings_table)?|vqmodel|patch_merge_mlp|"
+    r"((multi_modal|multimodal|vision|mm)_)?projector|(generation_)?aligner|generation_(embeddings|head)|"
+    r"image_newline|connector|merger|(image|video|audio)_tower|(vision|audio)_tokenizer|vision_embedder|"
+    r"high_res_vision_(neck|proj|alpha)|embed_(vision|audio))(\.|$)"
 )
 DECAYS = re.compile(r"\.(slope_rate|(query|key|diagonal)_decay)$")
 UNREAD: Mapping[str, re.Pattern[str]] = MappingProxyType(
@@ -89,6 +92,7 @@ def unread_parts(arch: ModelArch) -> dict[str, str]:
         SHARED_KEYS: shared,
         IDENTITIES: _identity_experts(arch),
         NORMS: _norms_of_experts(arch),
+        IMAGE_LAYERS: [f"{names.base}.{names.layers}.{number}" for number in sorted(arch.image_layers)],
     }
     return {part: reason for reason, listed in parts_of.items() for part in listed}
 

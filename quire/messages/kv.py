@@ -268,7 +268,7 @@ def kv_layout(specs: Sequence[KVCacheSpec], reads: Sequence[tuple[int, int]] = (
     """
     assert len({spec.page.block_size for spec in specs}) == 1, "blocks have as many tokens in every group"
     assert all(kept < layer and specs[kept] == specs[layer] for layer, kept in reads), "readers see what was kept"
-    if all(isinstance(spec.page, PageSpec) and spec.page.rate is not None for spec in specs):
+    if any(isinstance(spec.page, PageSpec) and spec.page.rate is not None for spec in specs):
         return _layout_of_rows(specs)
     by_spec: dict[KVCacheSpec, list[int]] = {}
     readers = dict(reads)
@@ -287,8 +287,11 @@ def kv_layout(specs: Sequence[KVCacheSpec], reads: Sequence[tuple[int, int]] = (
 
 
 def _layout_of_rows(specs: Sequence[KVCacheSpec]) -> KVLayout:
-    """Of compressed attention: layers that keep their rows equally long share groups, however long the rows are."""
+    """Of compressed attention, or keys of indexers: what is kept equally long shares groups, however long the rows
+    are.
+    """
     pages = [spec.page for spec in specs if isinstance(spec.page, PageSpec)]
+    assert len(pages) == len(specs), "no layer beside them has a state"
     kinds: dict[int | None, list[int]] = {}
     for layer, spec in enumerate(specs):
         kinds.setdefault(spec.window if isinstance(spec, SlidingWindowSpec) else None, []).append(layer)

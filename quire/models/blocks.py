@@ -29,6 +29,7 @@ from quire.errors import ConfigError
 from quire.layers.activation import Activation, activation_of
 from quire.layers.attention import Attention, position_scales
 from quire.layers.attention_experts import attention_expert_weights
+from quire.layers.block_indexer import BlockIndexer
 from quire.layers.compressed import CompressedAttention
 from quire.layers.context import LayerContext
 from quire.layers.experts import MixtureOfExperts
@@ -148,6 +149,60 @@ class GatedAttention(SelfAttention):
         return Linear.of(ctx.ops, qkv, biases[1])
 
 
+class BlockSparseAttention(SelfAttention):
+    """Attention over the blocks of tokens that an indexer chooses."""
+
+    def __init__(self, arch: ModelArch, ctx: LayerContext, index: int) -> None:
+        super().__init__(arch, ctx, index)
+        self.indexer = BlockIndexer(arch, ctx, index, self.attention)
+
+    def __call__(self, hidden: Tensor, ctx: ForwardContext, *, residual: Tensor | None = None) -> Tensor:
+        """Shapes: hidden, residual [T, E] -> [T, E]. Mutates: this layer's caches."""
+        return self.o_proj(self._attended(hidden, ctx), residual=residual)
+
+    def _attended(self, hidden: Tensor, ctx: ForwardContext) -> Tensor:
+        at = self.attention
+        query, selected = at.write(self._qkv(hidden), ctx), self.indexer.select(hidden, ctx)
+        kv_cache, metadata = ctx.kv_caches[at.index], at.group(ctx).attention
+        run = self.indexer.spec.block_size
+        return self.ops.selected_attention(query, kv_cache, metadata, selected, scale=at.scale, run=run)
+
+
+class DifferentialAttention(SelfAttention):
+    """What one half of the heads attended to, less a share of what the other half did, normed (DiffLlama).
+
+    A head attends to the values of two KV heads with the same weights: they are kept as one value, twice as wide.
+    """
+
+    def __init__(self, arch: ModelArch, ctx: LayerContext, index: int) -> None:
+        super().__init__(arch, ctx, index)
+        mixer = arch.mixers[index]
+        assert isinstance(mixer, AttentionSpec)
+        assert mixer.difference is not None
+        if ctx.parallel.tp.size > 1:
+            raise ConfigError(f"{arch.source}: differential attention is not split between processes. Use one process.")
+        self.heads, self.size = mixer.heads, mixer.cached.head_size
+        self.factor = mixer.difference + _learned_difference(ctx, mixer.heads.head_size)
+        scale = 1.0 - mixer.difference
+        self.norm = RMSNorm(ctx, self.size, arch.norm_eps, has_weight=False, scale=scale)
+
+    def __call__(self, hidden: Tensor, ctx: ForwardContext, *, residual: Tensor | None = None) -> Tensor:
+        """Shapes: hidden, residual [T, E] -> [T, E]. Mutates: this layer's cache."""
+        return self.o_proj(self._normed(hidden, ctx), residual=residual)
+
+    def _normed(self, hidden: Tensor, ctx: ForwardContext) -> Tensor:
+        qkv = self.ops.pair_values(self._qkv(hidden), self.heads.num_heads, self.heads.num_kv_heads)
+        attended = self.ops.subtract_heads(self.attention(qkv, ctx), self.factor)
+        return self.norm(attended.view(-1, self.size)).view(attended.shape)
+
+
+def _learned_difference(ctx: LayerContext, size: int) -> float:
+    """exp(q1 . k1) - exp(q2 . k2)"""
+    names = [f"lambda_{kind}{half}" for half in (1, 2) for kind in ("q", "k")]
+    q1, k1, q2, k2 = (ctx.tensor(name, (size,), dtype=torch.float32) for name in names)
+    return 0.0 if q1.is_meta else (q1.dot(k1).exp() - q2.dot(k2).exp()).item()
+
+
 class ExpertAttention:
     """Attention whose query heads, and what is made of them, are those of the experts that each token chooses."""
 
@@ -222,6 +277,10 @@ def _attention(arch: ModelArch, ctx: LayerContext, index: int) -> Mixer:
     mixer = arch.mixers[index]
     if isinstance(mixer, AttentionSpec) and mixer.experts is not None:
         return ExpertAttention(arch, ctx, index)
+    if isinstance(mixer, AttentionSpec) and mixer.difference is not None:
+        return DifferentialAttention(arch, ctx, index)
+    if isinstance(mixer, AttentionSpec) and mixer.blocks is not None:
+        return BlockSparseAttention(arch, ctx, index)
     is_gated = isinstance(mixer, AttentionSpec) and mixer.num_gates
     return (GatedAttention if is_gated else SelfAttention)(arch, ctx, index)
 
@@ -249,7 +308,7 @@ def attention_of(arch: ModelArch, ctx: LayerContext, index: int, *, norms: Fused
     """The attention at a place among the model's mixers, without its projections."""
     mixer = arch.mixers[index]
     assert isinstance(mixer, AttentionSpec)
-    heads = mixer.heads
+    heads = mixer.cached
     spec = RopeAndCacheSpec(
         num_heads=heads.num_heads,
         num_kv_heads=heads.num_kv_heads if mixer.reads is None else 0,
@@ -260,7 +319,7 @@ def attention_of(arch: ModelArch, ctx: LayerContext, index: int, *, norms: Fused
     )
     return Attention(
         ctx.ops,
-        index,
+        arch.caches_of(index)[0],
         spec,
         scale=mixer.query_scale,
         cos_sin=rotary_table(mixer.rope, ctx.max_model_len, ctx.ops.device) if mixer.rope else None,
@@ -313,13 +372,22 @@ class GatedMLP:
             input_factor=factors.input,
             factors=factors.inner,
         )
+        self.ops, self.clamped = ctx.ops, spec.gate
+        if self.clamped is not None and ctx.ops.name == "triton":
+            raise ConfigError(
+                f"{arch.source}: an MLP with a clamped gate (swiglu_limit) is what the triton ops do not have yet; "
+                "give device='cpu'"
+            )
         self.norm = _inner_norm(arch, ctx, arch.norms.gated, inner)
         down = ctx.child(arch.family.names.down)
         self.down_proj = Linear(down, inner, size, bias=bias, shard_dim=1, factors=(factors.output,))
 
     def __call__(self, hidden: Tensor, *, residual: Tensor | None = None) -> Tensor:
         """See `Mlp`."""
-        inner = self.gate_up_proj.gate(hidden)
+        if self.clamped is not None:
+            inner = self.ops.gated_activation(self.gate_up_proj(hidden), self.clamped)
+        else:
+            inner = self.gate_up_proj.gate(hidden)
         if self.norm is not None:
             inner = self.norm(inner)
         return self.down_proj(inner, residual=residual)
@@ -330,7 +398,7 @@ class SparseGatedMLP(GatedMLP):
 
     def __init__(self, arch: ModelArch, spec: MlpSpec, ctx: LayerContext) -> None:
         super().__init__(arch, spec, ctx)
-        self.ops, self.size, self.cutoff = ctx.ops, spec.intermediate_size, spec.cutoff
+        self.size, self.cutoff = spec.intermediate_size, spec.cutoff
 
     def __call__(self, hidden: Tensor, *, residual: Tensor | None = None) -> Tensor:
         """See `Mlp`."""

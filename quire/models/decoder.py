@@ -9,7 +9,7 @@ from torch import Tensor
 
 from quire.attention.context import ForwardContext
 from quire.config.arch import ModelArch
-from quire.config.family_spec import Join, MlpKind, WeightNames
+from quire.config.family_spec import Join, MlpKind, WaveSpec, WeightNames
 from quire.config.layers.recurrent_mixers import RecurrentSpec
 from quire.layers.context import LayerContext
 from quire.layers.embedding import Embedding, LMHead, Waves
@@ -132,13 +132,13 @@ class JoinedLayer(DecoderLayer):
         return self.ops.scale_add(out, join.added, self.ops.scale_add(read, join.kept))
 
 
-def _waves(arch: ModelArch, ctx: LayerContext, first: int) -> Waves:
-    padding = arch.raw.get("pad_token_id")
+def _waves(arch: ModelArch, ctx: LayerContext, spec: WaveSpec) -> Waves:
+    padding = arch.raw.get("pad_token_id") if spec.skips_padding else None
     return Waves(
         ctx,
         arch.max_position_embeddings,
         arch.hidden_size,
-        first=first,
+        spec,
         padding=padding if isinstance(padding, int) else None,
     )
 
@@ -163,8 +163,8 @@ class DecoderForCausalLM:
             num_unread=arch.num_embeddings - arch.vocab_size,
         )
         self.embed_positions: Embedding | Waves | None = None
-        if arch.family.first_wave is not None:
-            self.embed_positions = _waves(arch, model, arch.family.first_wave)
+        if arch.family.waves is not None:
+            self.embed_positions = _waves(arch, model, arch.family.waves)
         if names.positions is not None:
             unused = names.unused_positions
             self.embed_positions = Embedding(
@@ -191,7 +191,8 @@ class DecoderForCausalLM:
         layer_class = ParallelLayer if arch.is_parallel else self.layer_class
         if arch.scales.joins is not None:
             layer_class = JoinedLayer
-        self.layers = [layer_class(arch, ctx.child(index), index) for index in range(arch.num_layers)]
+        numbers = [n for n in range(arch.num_layers + len(arch.image_layers)) if n not in arch.image_layers]
+        self.layers = [layer_class(arch, ctx.child(number), index) for index, number in enumerate(numbers)]
         self.layers[-1].is_last = layer_class is DecoderLayer
 
     def forward(self, token_ids: Tensor, ctx: ForwardContext) -> Tensor:

@@ -28,7 +28,10 @@ REFUSED = MappingProxyType(
             {
                 "expert_queries",
                 "expert_outputs",
+                "pair_values",
+                "subtract_heads",
                 "select_tokens",
+                "select_blocks",
                 "selected_attention",
                 "rotate_last",
                 "store_rows",

@@ -60,7 +60,7 @@ def _padded(rows: Tensor, size: int) -> Tensor:
     return rows if rows.shape[1] == size else torch.cat((rows, rows.new_zeros(rows.shape[0], 1)), dim=1)
 
 
-class _Sequence(NamedTuple):
+class StepSequence(NamedTuple):
     """A sequence of a step."""
 
     number: int
@@ -69,14 +69,15 @@ class _Sequence(NamedTuple):
     """Position of the first of the tokens."""
 
 
-def _sequences(metadata: AttentionMetadata) -> Iterator[_Sequence]:
+def sequences_of(metadata: AttentionMetadata) -> Iterator[StepSequence]:
+    """Those of a step, in order."""
     starts, seq_lens = metadata.query_start.tolist(), metadata.seq_lens.tolist()
     for index, seq_len in enumerate(seq_lens):
         tokens = range(starts[index], starts[index + 1])
-        yield _Sequence(index, tokens, seq_len - len(tokens))
+        yield StepSequence(index, tokens, seq_len - len(tokens))
 
 
-def _gather(source: RowCache, index: int, places: Tensor, rate: int = 1) -> Tensor:
+def gather_rows(source: RowCache, index: int, places: Tensor, rate: int = 1) -> Tensor:
     """Rows of a sequence: of tokens, or of entries, of `rate` tokens each. Shapes: places [...] -> [..., 2 * X]."""
     size = source.metadata.block_size
     firsts = places * rate
@@ -90,7 +91,7 @@ def compress(tail: RowCache, entries: RowCache, weights: CompressorWeights, cos_
     """See `Ops.compress`."""
     rate, size = weights.rate, entries.metadata.block_size
     step = max(1, WAVE_BYTES // (48 * weights.reach * weights.bias.shape[1]))
-    for sequence in _sequences(tail.metadata):
+    for sequence in sequences_of(tail.metadata):
         first, end = sequence.first // rate, (sequence.first + len(sequence.tokens)) // rate
         for begin in range(first, end, step):
             numbers = torch.arange(begin, min(begin + step, end))
@@ -104,7 +105,7 @@ def _entries(tail: RowCache, index: int, numbers: Tensor, weights: CompressorWei
     """Shapes: numbers [C] -> [C, sum of sizes] float32."""
     rate, before = weights.rate, weights.reach - weights.rate
     positions = numbers.unsqueeze(1) * rate + torch.arange(-before, rate)
-    rows = _gather(tail, index, positions.clamp(min=0))
+    rows = gather_rows(tail, index, positions.clamp(min=0))
     products, gates = torch.split(rows, weights.bias.shape[1], dim=2)
     gates = gates + weights.bias[positions % rate]
     is_missing = (positions < 0).unsqueeze(2)
@@ -171,7 +172,7 @@ def row_sums(x: Tensor) -> Tensor:
 def fill_selected(selected: Tensor, query: Tensor, weights: Tensor, *, entries: RowCache, rate: int) -> None:
     """`Ops.select_entries`. Mutates: selected [T, N]."""
     selected.fill_(-1)
-    for number, tokens, first in _sequences(entries.metadata):
+    for number, tokens, first in sequences_of(entries.metadata):
         for begin in range(0, len(tokens), SCORED_AT_A_TIME):
             rows = slice(tokens[begin], min(tokens[begin] + SCORED_AT_A_TIME, tokens.stop))
             counts = [(first + begin + at + 1) // rate for at in range(rows.stop - rows.start)]
@@ -204,7 +205,7 @@ def _scores(query: Tensor, weights: Tensor, entries: RowCache, number: int, coun
     for begin in range(0, count, step):
         numbers = torch.arange(begin, min(begin + step, count))
         keys = query.new_zeros(round_up(len(numbers), SPLIT), size)
-        keys[: len(numbers)] = _gather(entries, number, numbers, rate)[:, last - size : last]
+        keys[: len(numbers)] = gather_rows(entries, number, numbers, rate)[:, last - size : last]
         splits = keys.view(-1, SPLIT, size)
         for token in range(tokens):
             tile = rows[token].expand(len(splits), -1, -1).contiguous()
@@ -228,7 +229,7 @@ def fill_attended(
 ) -> None:
     """`Ops.compressed_attention`. Mutates: out [T, H * D]."""
     most, widest = None if selected is None else selected.shape[1], last.size if entries is None else entries.size
-    for sequence in _sequences(last.metadata):
+    for sequence in sequences_of(last.metadata):
         for tokens, num_entries in _waves(sequence, query, widest, window, rate if entries is not None else None, most):
             rows = slice(tokens.start, tokens.stop)
             positions = torch.arange(len(tokens)) + sequence.first + tokens.start - sequence.tokens.start
@@ -236,14 +237,14 @@ def fill_attended(
             if entries is not None and num_entries:
                 chosen = None if selected is None else selected[rows]
                 numbers = _numbers(positions, num_entries, rate, chosen)
-                more = _gather(entries, sequence.number, numbers.clamp(min=0), rate)[..., : query.shape[2]]
+                more = gather_rows(entries, sequence.number, numbers.clamp(min=0), rate)[..., : query.shape[2]]
                 context = torch.cat((context, more.masked_fill_((numbers < 0).unsqueeze(2), 0.0)), dim=1)
                 is_seen = torch.cat((is_seen, numbers >= 0), dim=1)
             out[rows] = _attend(query[rows].float(), context, is_seen, sinks, scale).flatten(1).to(out.dtype)
 
 
 def _waves(
-    sequence: _Sequence, query: Tensor, size: int, window: int, rate: int | None, most: int | None
+    sequence: StepSequence, query: Tensor, size: int, window: int, rate: int | None, most: int | None
 ) -> Iterator[tuple[range, int]]:
     """Tokens that see equally many splits of entries, a few at a time, and how many entries these splits have.
 
@@ -274,7 +275,7 @@ def _last_rows(last: RowCache, index: int, positions: Tensor, window: int, size:
     seen = positions.unsqueeze(1) - window + 1 + places
     is_seen = (seen >= 0) & (places < window)
     # Places that are not seen name the token itself: what stands elsewhere may be a neighbour's NaN.
-    rows = _gather(last, index, torch.where(is_seen, seen, positions.unsqueeze(1)))[..., :size]
+    rows = gather_rows(last, index, torch.where(is_seen, seen, positions.unsqueeze(1)))[..., :size]
     return rows.masked_fill_(~is_seen.unsqueeze(2), 0.0), is_seen
 
 

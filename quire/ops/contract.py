@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
-from quire.ops.compressed_contract import CompressedOps
+from quire.ops.selection_contract import SelectionOps
 from quire.utils.threads import give_way
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     )
 
 
-class Ops(CompressedOps):
+class Ops(SelectionOps):
     """The ops of one engine. Engines in one process may have different ones, and different numbers of threads."""
 
     def __init__(
@@ -245,12 +245,22 @@ class Ops(CompressedOps):
         """
         self._table["gate"](x, gates, activation)
 
-    def gated_activation(self, both: Tensor, activation: str) -> Tensor:
+    def gated_activation(self, both: Tensor, activation: str | ClampedGate) -> Tensor:
         """activation(gate) * up, where gate and up are the first and second half of each row.
 
-        Shapes: both [T, 2F] -> [T, F]. activation as in `gated_linear`.
+        Shapes: both [T, 2F] -> [T, F]. activation as in `gated_linear`, or a `ClampedGate`.
         """
         return cast("Tensor", self._table["gated_activation"](both, activation))
+
+    def pair_values(self, qkv: Tensor, num_heads: int, num_kv_heads: int) -> Tensor:
+        """Queries and keys with zeros behind each, and for each KV head j the values of j' and j' + K / 2 behind each
+        other, j' being j modulo K / 2. Shapes: qkv [T, (H + 2 * K) * D] -> [T, (H + 2 * K) * 2 * D].
+        """
+        return cast("Tensor", self._table["pair_values"](qkv, num_heads, num_kv_heads))
+
+    def subtract_heads(self, x: Tensor, factor: float) -> Tensor:
+        """The first half of each row less factor * the second. Shapes: x [T, 2 * N] -> [T, N]."""
+        return cast("Tensor", self._table["subtract_heads"](x, factor))
 
     def join_columns(self, parts: Sequence[Tensor]) -> Tensor:
         """Rows beside each other. Shapes: parts [T, N] each -> [T, sum of N]."""
@@ -475,42 +485,6 @@ class Ops(CompressedOps):
         return cast(
             "Tensor", self._table["chunked_attention"](query, kv_cache, metadata, scale=scale, chunk_size=chunk_size)
         )
-
-    def select_tokens(
-        self,
-        query: Tensor,
-        weights: Tensor,
-        kv_cache: Tensor,
-        metadata: AttentionMetadata,
-        *,
-        num_selected: int,
-        head_size: int,
-    ) -> Tensor:
-        """The positions that each of this step's tokens attends to, in ascending order; -1 behind the last.
-
-        A token at position p that sees no more than `num_selected` positions, 0 .. p, attends to all of them. Otherwise
-        to those of the highest scores, the earlier position first where two are equal. The score of a position is the
-        sum over the heads, in float32 and in their order, of weight * max(query . key, 0), the key being the last I
-        features of the one that the cache has of the position, whose size is `head_size`.
-        Shapes: query [T, H, I], weights [T, H] float32, kv_cache as allocated, of one kv head -> [T, num_selected]
-        int32.
-        """
-        return cast(
-            "Tensor",
-            self._table["select_tokens"](
-                query, weights, kv_cache, metadata, num_selected=num_selected, head_size=head_size
-            ),
-        )
-
-    def selected_attention(
-        self, query: Tensor, kv_cache: Tensor, metadata: AttentionMetadata, selected: Tensor, *, scale: float
-    ) -> Tensor:
-        """`paged_attention` over the positions that `select_tokens` gave for each token, as if there were no others.
-
-        So where these are all that it sees, the bits are those of `paged_attention`.
-        Shapes: query [T, H, D], kv_cache as allocated, of one kv head, selected [T, N] int32 -> [T, H * D].
-        """
-        return cast("Tensor", self._table["selected_attention"](query, kv_cache, metadata, selected, scale=scale))
 
     def row_max(self, logits: Tensor) -> tuple[list[float], list[int]]:
         """The largest logit of each row and its token, the lowest id on a tie; NaN counts as the largest.

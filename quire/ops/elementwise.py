@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from quire.config.layers.experts import ClampedGate
 from quire.ops.activation import ACTIVATIONS
 from quire.ops.threads import one_thread
 from quire.utils.math import round_up
@@ -59,8 +60,11 @@ def gate(x: Tensor, gates: Tensor, activation: str = "sigmoid") -> None:
 
 
 @one_thread()
-def fill_gated_activation(out: Tensor, both: Tensor, activation: str) -> None:
+def fill_gated_activation(out: Tensor, both: Tensor, activation: str | ClampedGate) -> None:
     """`Ops.gated_activation`. Mutates: out [T, F]."""
+    if isinstance(activation, ClampedGate):
+        _fill_clamped_gate(out, both, activation)
+        return
     size, function = out.shape[1], ACTIVATIONS[activation]
     room = torch.zeros(ROWS_AT_A_TIME, round_up(size, VECTOR))
     for rows, results in zip(torch.split(both, ROWS_AT_A_TIME), torch.split(out, ROWS_AT_A_TIME), strict=True):
@@ -69,11 +73,41 @@ def fill_gated_activation(out: Tensor, both: Tensor, activation: str) -> None:
         results.copy_(function(wide)[:, :size].mul_(rows[:, size:]))
 
 
+def _fill_clamped_gate(out: Tensor, both: Tensor, gate: ClampedGate) -> None:
+    size = out.shape[1]
+    room = torch.zeros(2, ROWS_AT_A_TIME, round_up(size, VECTOR))
+    for rows, results in zip(torch.split(both, ROWS_AT_A_TIME), torch.split(out, ROWS_AT_A_TIME), strict=True):
+        wide = room[:, : rows.shape[0]]
+        wide[..., :size] = rows.view(-1, 2, size).transpose(0, 1)
+        opened = wide[0].clamp_(max=gate.limit).mul_(gate.slope)
+        values = wide[1].clamp_(min=-gate.limit, max=gate.limit).add_(gate.offset)
+        results.copy_(F.silu(opened).div_(gate.slope).mul_(values)[:, :size])
+
+
 @one_thread()
 def fill_columns(out: Tensor, *parts: Tensor) -> None:
     """`Ops.join_columns`. Mutates: out."""
     for part, columns in zip(parts, torch.split(out, [part.shape[1] for part in parts], dim=1), strict=True):
         columns.copy_(part)
+
+
+@one_thread()
+def fill_pairs(out: Tensor, qkv: Tensor, num_heads: int, num_kv_heads: int) -> None:
+    """`Ops.pair_values`. Mutates: out."""
+    tokens, size = qkv.shape[0], qkv.shape[1] // (num_heads + 2 * num_kv_heads)
+    count = num_heads + num_kv_heads
+    wide, narrow = out.view(tokens, -1, 2, size), qkv.view(tokens, -1, size)
+    wide[:, :count, 0] = narrow[:, :count]
+    wide[:, :count, 1] = 0.0
+    pairs = narrow[:, count:].view(tokens, 2, -1, size).transpose(1, 2)
+    wide[:, count:].view(tokens, 2, -1, 2, size).copy_(pairs.unsqueeze(1))
+
+
+@one_thread()
+def fill_differences(out: Tensor, x: Tensor, factor: float) -> None:
+    """`Ops.subtract_heads`. Mutates: out."""
+    first, second = x.chunk(2, dim=1)
+    out.copy_(first.float() - second.float() * factor)
 
 
 @one_thread()

@@ -82,6 +82,8 @@ GATED = {
     "mimo_v2_flash": {"head_dim": 48},
     "longcat_flash": {"ffn_hidden_size": 300},
     "deepseek_v4": {"index_n_heads": 70, "hc_mult": 2},
+    "diffllama": {"head_dim": 48},
+    "minimax_m3_vl_text": {"dense_intermediate_size": 300, "index_topk_blocks": 200},
 }
 """Families with gates, recurrences or query heads of their own -> what makes another of their parts the widest."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,115 +14,54 @@ from quire.config.arch import ModelArch
 from quire.config.text_part import LEFT_OUT, TEXT_TYPES
 from quire.errors import CheckpointError, ConfigError
 from tests.checkpoints import make_checkpoint, one_thread
+from tests.models.cases.text_parts import CASES, KIMI, Case
 from tests.models.harness import Harness
 from tests.ops.implementations import REFERENCE
 
-TEXT: Mapping[str, Any] = {
-    "vocab_size": 288,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "max_position_embeddings": 256,
-    "pad_token_id": 0,
-    "bos_token_id": 256,
-    "eos_token_id": 256,
-    "initializer_range": 0.15,
-}
-MROPE = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [2, 3, 3]}
-SIGLIP = {
-    "model_type": "siglip_vision_model",
-    "hidden_size": 32,
-    "intermediate_size": 32,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "image_size": 28,
-    "patch_size": 14,
-}
-PIXTRAL = {**SIGLIP, "model_type": "pixtral", "head_dim": 16}
-CLIP = {**SIGLIP, "model_type": "clip_vision_model", "projection_dim": 32}
-QWEN_VISION = {
-    "depth": 1,
-    "hidden_size": 32,
-    "intermediate_size": 32,
-    "num_heads": 2,
-    "patch_size": 14,
-    "spatial_merge_size": 2,
-    "out_hidden_size": 64,
-    "fullatt_block_indexes": [0],
-}
-QWEN3_VISION = {
-    **QWEN_VISION,
-    "deepstack_visual_indexes": [0],
-    "num_position_embeddings": 16,
-}
-CASES: Mapping[str, tuple[str, Mapping[str, Any], Mapping[str, Any]]] = {
-    "gemma3": (
-        "gemma3",
-        {**TEXT, "model_type": "gemma3_text", "sliding_window": 8, "query_pre_attn_scalar": 20},
-        {"vision_config": SIGLIP, "mm_tokens_per_image": 4, "image_token_index": 280},
-    ),
-    "mistral3": (
-        "mistral3",
-        {**TEXT, "model_type": "mistral", "sliding_window": None},
-        {"vision_config": PIXTRAL, "image_token_index": 280},
-    ),
-    "llava": (
-        "llava",
-        {**TEXT, "model_type": "llama"},
-        {"vision_config": CLIP, "image_token_index": 280, "tie_word_embeddings": False},
-    ),
-    "cohere_compass": (
-        "cohere_compass",
-        {
-            **{key: value for key, value in TEXT.items() if key != "head_dim"},
-            "model_type": "cohere_compass_text",
-            "sliding_window": 8,
-            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
-            "rope_parameters": {"sliding_attention": MROPE, "full_attention": None},
-        },
-        {"vision_config": {**QWEN3_VISION, "deepstack_visual_indexes": [0]}},
-    ),
-    "qwen2_5_vl": (
-        "qwen2_5_vl",
-        {**TEXT, "model_type": "qwen2_5_vl_text", "rope_parameters": MROPE, "head_dim": None},
-        {"vision_config": QWEN_VISION, "tie_word_embeddings": False},
-    ),
-    "qwen3_vl": (
-        "qwen3_vl",
-        {**TEXT, "model_type": "qwen3_vl_text", "rope_parameters": {**MROPE, "mrope_interleaved": True}},
-        {"vision_config": QWEN3_VISION, "tie_word_embeddings": True},
-    ),
-}
-
 
 def make(case: str, directory: Path) -> torch.nn.Module:
-    """A random model for text and images, saved, and itself."""
-    from transformers import AutoConfig, AutoModelForImageTextToText
+    """A random model with a language model inside, saved, and itself."""
+    return make_from(CASES[case], directory)
 
-    kind, text, rest = CASES[case]
+
+def make_from(case: Case, directory: Path) -> torch.nn.Module:
+    from transformers import AutoConfig, AutoModelForMultimodalLM
+
+    kind, text, rest = case
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         config = AutoConfig.for_model(kind, text_config=dict(text), **rest)
         torch.manual_seed(0)
-        model = AutoModelForImageTextToText.from_config(config, attn_implementation="eager").eval()
+        model = AutoModelForMultimodalLM.from_config(config, attn_implementation="eager").eval()
         model.save_pretrained(directory)
     return model
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_logits_of_a_text_are_those_of_the_whole_model(case: str, tmp_path: Path) -> None:
-    model = make(case, tmp_path)
+    compare(make(case, tmp_path), tmp_path)
+
+
+def compare(model: torch.nn.Module, directory: Path) -> None:
     token_ids = [(7 * index + 3) % 250 for index in range(30)]
     with one_thread(), torch.inference_mode():
         expected = model(input_ids=torch.tensor([token_ids])).logits[0]
-        harness = Harness(REFERENCE, tmp_path)
+        harness = Harness(REFERENCE, directory)
         row = harness.add(token_ids)
         found = torch.cat([harness.step([(row, count)])[0] for count in (13, 17)])
     torch.testing.assert_close(found, expected.float(), atol=1e-4, rtol=1e-4)
     assert torch.equal(found.argmax(-1), expected.argmax(-1))
+
+
+def test_kimi_k25_is_read_in_the_names_that_are_published(tmp_path: Path) -> None:
+    """transformers 5.24 writes other names of layers than it reads."""
+    from safetensors.torch import load_file, save_file
+
+    model = make_from(KIMI, tmp_path)
+    file = tmp_path / "model.safetensors"
+    renamed = {name.replace("model.blocks.", "model.layers."): value for name, value in load_file(file).items()}
+    save_file(renamed, file, metadata={"format": "pt"})
+    compare(model, tmp_path)
 
 
 def test_what_older_checkpoints_call_the_parts(tmp_path: Path) -> None:

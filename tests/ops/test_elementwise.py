@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from quire.config.layers.experts import ClampedGate
 from tests.ops.implementations import assert_close, assert_rows_alone, implementations_of, ops, rand, run
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -141,3 +142,37 @@ def test_join_columns_puts_rows_beside_each_other(implementation: str, dtype: to
     joined = run(implementation, "join_columns", parts)
     assert torch.equal(joined, torch.cat(parts, dim=1))
     assert joined.is_contiguous()
+
+
+@pytest.mark.parametrize("implementation", implementations_of("pair_values"))
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_pair_values_puts_values_of_two_heads_behind_each_other(implementation: str, dtype: torch.dtype) -> None:
+    heads, kv_heads, size = 6, 4, 5
+    qkv = rand(3, (heads + 2 * kv_heads) * size, dtype=dtype)
+    found = run(implementation, "pair_values", qkv, heads, kv_heads).view(3, -1, 2 * size)
+    given = qkv.view(3, -1, size)
+    expected = torch.cat([given, torch.zeros_like(given)], dim=2)
+    for head in range(kv_heads):
+        first, second = (given[:, heads + kv_heads + head % 2 + half] for half in (0, 2))
+        expected[:, heads + kv_heads + head] = torch.cat([first, second], dim=1)
+    assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("implementation", implementations_of("subtract_heads"))
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_subtract_heads_rounds_once(implementation: str, dtype: torch.dtype) -> None:
+    x = rand(13, 42, dtype=dtype)
+    found = run(implementation, "subtract_heads", x, 0.375)
+    assert torch.equal(found, (x[:, :21].float() - x[:, 21:].float() * 0.375).to(dtype))
+    assert_rows_alone(lambda rows: run(implementation, "subtract_heads", x[rows], 0.375), 13)
+
+
+@pytest.mark.parametrize("implementation", implementations_of("subtract_heads"))
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [1, 33])
+def test_clamped_gates_compute_each_row_by_itself(implementation: str, dtype: torch.dtype, size: int) -> None:
+    both, gate = rand(13, 2 * size, dtype=dtype) * 4, ClampedGate(limit=1.5, slope=1.7, offset=1.0)
+    opened, values = both.double().chunk(2, dim=1)
+    opened, values = opened.clamp(max=1.5), values.clamp(-1.5, 1.5) + 1.0
+    assert_close(run(implementation, "gated_activation", both, gate), opened * torch.sigmoid(1.7 * opened) * values)
+    assert_rows_alone(lambda rows: run(implementation, "gated_activation", both[rows], gate), 13)

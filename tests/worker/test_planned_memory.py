@@ -27,12 +27,12 @@ def ops(request: pytest.FixtureRequest) -> Ops:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_planned_is_allocated(checkpoint: Callable[..., Path], ops: Ops, family: str, dtype: str) -> None:
     arch = ModelArch.from_config(json.loads((checkpoint(family) / "config.json").read_text()), source="config.json")
-    if dtype == "int8" and arch.family.compressed is not None:
-        pytest.skip("refused: rows of compressed attention are not kept in 8 bits")
-    chunks = [mixer.window for mixer in arch.plain_attentions if mixer.is_chunked and mixer.window]
+    has_rows = arch.family.compressed is not None or any(mixer.blocks for mixer in arch.plain_attentions)
+    if dtype == "int8" and has_rows:
+        pytest.skip("refused: rows of compressed attention, or of indexers, are not kept in 8 bits")
     for block_size in range(1, 65):
-        if any(chunk % block_size for chunk in chunks):
-            continue  # refused: attention within chunks takes whole blocks
+        if any(size % block_size for size in arch.whole_blocks):
+            continue  # refused: attention within chunks, or to chosen blocks, takes whole blocks
         layout = arch.kv_layout(block_size, dtype, ops=ops.name)
         cache = CacheEngine(ops, layout, NUM_BLOCKS, num_ahead=0)
         allocated = sum(part.nbytes for part in cache.parts)

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from tools.fuzz_invariance.cases import MAX_MODEL_LEN, WHOSE, Case, EngineChoice, Event, Kind, RequestChoice
-from tools.fuzz_invariance.engines import ATTENTION_FREE, COMPRESSED, MODELS, RECURRENT
+from tools.fuzz_invariance.engines import ATTENTION_FREE, CHOSEN_BLOCKS, COMPRESSED, MODELS, RECURRENT
 
 NUM_TOKEN_IDS = 300
 LAST_STEP = 40
@@ -20,6 +20,8 @@ SHARE_RECURRENT = 0.4
 """Of the models that have recurrent layers: a step of theirs takes longer."""
 SHARE_COMPRESSED = 0.06
 """Of the cases with compressed attention. Drawn apart from all else, as `STEPS_IN_FLIGHT` are."""
+SHARE_CHOSEN_BLOCKS = 0.04
+"""Likewise, of those in which an indexer chooses blocks of tokens."""
 SHARE_BOUND = 0.25
 """Of the requests whose output follows a form."""
 FORMS: list[dict[str, Any]] = [
@@ -65,6 +67,9 @@ def draw_case(seed: int) -> Case:
     engine = replace(_engine(rng), max_steps_in_flight=random.Random(f"steps {seed}").choice(STEPS_IN_FLIGHT))
     if random.Random(f"compressed {seed}").random() < SHARE_COMPRESSED:
         engine = replace(engine, model=COMPRESSED, kv_cache_dtype="auto")
+    elif (apart := random.Random(f"blocks {seed}")).random() < SHARE_CHOSEN_BLOCKS:
+        size = apart.choice([4, 8, 16])
+        engine = replace(engine, model=CHOSEN_BLOCKS, kv_cache_dtype="auto", block_size=size)
     texts = [_tokens(rng, MAX_PROMPT) for _ in range(NUM_TEXTS)]
     tenants = [""] if rng.random() < 0.6 else ["a", "b", "c"][: rng.randint(2, 3)]
     requests: list[RequestChoice] = []
@@ -104,7 +109,7 @@ def _engine(rng: random.Random) -> EngineChoice:
 
 def _model(rng: random.Random) -> str:
     is_recurrent = rng.random() < SHARE_RECURRENT
-    others = [name for name in MODELS if name != COMPRESSED]
+    others = [name for name in MODELS if name not in (COMPRESSED, CHOSEN_BLOCKS)]
     return rng.choice([name for name in others if (name in RECURRENT) == is_recurrent])
 
 

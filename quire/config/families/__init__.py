@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
-from types import MappingProxyType
+from types import MappingProxyType, ModuleType
 from typing import Any, cast
 
 from quire.config.config_keys import NOTHING
@@ -40,12 +40,15 @@ ARCHITECTURES: Mapping[str, str] = MappingProxyType(
         "cohere2_moe": "Cohere2MoeForCausalLM",
         "cohere_compass_text": "CohereCompassForCausalLM",
         "cwm": "CwmForCausalLM",
+        "ctrl": "CTRLLMHeadModel",
         "dbrx": "DbrxForCausalLM",
         "deepseek_v2": "DeepseekV2ForCausalLM",
         "deepseek_v3": "DeepseekV3ForCausalLM",
         "deepseek_v32": "DeepseekV32ForCausalLM",
         "deepseek_v4": "DeepseekV4ForCausalLM",
+        "diffllama": "DiffLlamaForCausalLM",
         "dots1": "Dots1ForCausalLM",
+        "emu3_text_model": "Emu3ForCausalLM",
         "ernie4_5": "Ernie4_5ForCausalLM",
         "ernie4_5_moe": "Ernie4_5_MoeForCausalLM",
         "exaone": "ExaoneForCausalLM",
@@ -107,11 +110,13 @@ ARCHITECTURES: Mapping[str, str] = MappingProxyType(
         "minicpm3": "MiniCPM3ForCausalLM",
         "minimax": "MiniMaxForCausalLM",
         "minimax_m2": "MiniMaxM2ForCausalLM",
+        "minimax_m3_vl_text": "MiniMaxM3VLForCausalLM",
         "ministral": "MinistralForCausalLM",
         "ministral3": "Ministral3ForCausalLM",
         "mistral": "MistralForCausalLM",
         "mistral4": "Mistral4ForCausalLM",
         "mixtral": "MixtralForCausalLM",
+        "mllama_text_model": "MllamaForCausalLM",
         "mpt": "MptForCausalLM",
         "nanochat": "NanoChatForCausalLM",
         "nemotron": "NemotronForCausalLM",
@@ -121,6 +126,7 @@ ARCHITECTURES: Mapping[str, str] = MappingProxyType(
         "olmo3": "Olmo3ForCausalLM",
         "olmo_hybrid": "OlmoHybridForCausalLM",
         "olmoe": "OlmoeForCausalLM",
+        "openai-gpt": "OpenAIGPTLMHeadModel",
         "opt": "OPTForCausalLM",
         "persimmon": "PersimmonForCausalLM",
         "phi": "PhiForCausalLM",
@@ -134,6 +140,7 @@ ARCHITECTURES: Mapping[str, str] = MappingProxyType(
         "qwen3_moe": "Qwen3MoeForCausalLM",
         "qwen3_next": "Qwen3NextForCausalLM",
         "recurrent_gemma": "RecurrentGemmaForCausalLM",
+        "sarvam_mla": "SarvamMLAForCausalLM",
         "sarvam_moe": "SarvamMoEForCausalLM",
         "seed_oss": "SeedOssForCausalLM",
         "smollm3": "SmolLM3ForCausalLM",
@@ -214,9 +221,14 @@ def check_model_type(model_type: str, *, source: str, raw: Mapping[str, Any]) ->
         raise refusal(raw, model_type, key="model_type", source=source, known=ARCHITECTURES)
 
 
+def module_of(model_type: str) -> ModuleType:
+    """The module of a family that quire has."""
+    return import_module(f"{__name__}.{model_type.replace('-', '_')}")
+
+
 @cache
 def _shipped(model_type: str) -> FamilySpec:
-    return cast(FamilySpec, import_module(f"{__name__}.{model_type}").SPEC)
+    return cast(FamilySpec, module_of(model_type).SPEC)
 
 
 @cache

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from quire.config.families import biogpt
-from quire.config.family_spec import FamilySpec, plain
+from quire.config.family_spec import FamilySpec, WaveSpec, plain
 from quire.config.layers.layer_kinds import none_rotated
 
 SPEC = FamilySpec(
@@ -27,7 +27,7 @@ SPEC = FamilySpec(
     derived=lambda keys: {"rms_norm_eps": 1e-5},
     refused={"add_cross_attention": "has no attention over an encoder. Use a model that was trained without one."},
     rotated=none_rotated,
-    first_wave=2,
+    waves=WaveSpec(first=2, has_slowest=True, skips_padding=True),
     norms=biogpt.SPEC.norms,
     attention_bias=True,
     output_bias=True,

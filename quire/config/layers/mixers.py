@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,6 +19,11 @@ class Mixer(Variants):
     """Base of the kinds of mixers."""
 
     __slots__ = ()
+
+    @property
+    def num_caches(self) -> int:
+        """Things that the layer keeps in the KV cache."""
+        return 1
 
     @classmethod
     def kinds(cls) -> tuple[type[Any], ...]:
@@ -94,6 +99,25 @@ class SharedBlock:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BlockIndexerSpec:
+    """Chooses the blocks of tokens that attention sees, for the query heads of each KV head by itself (MiniMax M3).
+
+    A block's score is the largest query . key of its tokens. The cache keeps a key of each token for this.
+    """
+
+    num_heads: int
+    """Of queries, one for each KV head; all of them read one key of each token."""
+    head_size: int
+    """Its first features rotate, as many as those of attention."""
+    block_size: int
+    """Tokens of a block, the first of which stands at a multiple of it; a multiple of the KV cache's block size."""
+    num_selected: int
+    """Blocks that a query attends to, at most."""
+    num_local: int
+    """The query's own block and those before it that are among them always, so many together."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionSpec(Mixer):
     """Attention over the keys and values of all tokens, or of the last ones."""
 
@@ -118,6 +142,11 @@ class AttentionSpec(Mixer):
     """None where all tokens have the same query heads."""
     shared: SharedBlock | None = None
     """None where the layer's attention is its own."""
+    blocks: BlockIndexerSpec | None = None
+    """None where queries attend to all tokens that they see."""
+    difference: float | None = None
+    """For differential attention (https://arxiv.org/abs/2410.05258): what its learned factor begins with. Heads attend
+    to the values of two KV heads; of what the second half of them gives, the factor's share is taken from the first."""
     reads: int | None = None
     """The place of the mixer whose keys and values it attends over, of an earlier layer; None for its own."""
     factors: Factors = Factors()
@@ -127,10 +156,22 @@ class AttentionSpec(Mixer):
 
     def kv_cache_specs(self, page: PageSpec) -> tuple[KVCacheSpec, ...]:
         """What the layer keeps in the KV cache, a block of which is a page with the layer's own heads."""
-        page = replace(page, num_kv_heads=self.heads.num_kv_heads, head_size=self.heads.head_size)
-        return (
-            FullAttentionSpec(page=page) if self.window is None else SlidingWindowSpec(page=page, window=self.window),
-        )
+        page = replace(page, num_kv_heads=self.cached.num_kv_heads, head_size=self.cached.head_size)
+        if self.window is not None:
+            return (SlidingWindowSpec(page=page, window=self.window),)
+        if self.blocks is None:
+            return (FullAttentionSpec(page=page),)
+        return FullAttentionSpec(page=page), FullAttentionSpec(page=_rows(page, self.blocks.head_size, 1))
+
+    @property
+    def cached(self) -> Heads:
+        """The heads that attention has: of keys with zeros behind them, where values of two heads lie together."""
+        return self.heads if self.difference is None else replace(self.heads, head_size=2 * self.heads.head_size)
+
+    @property
+    def num_caches(self) -> int:
+        """Keys and values, and keys of the indexer where there is one."""
+        return 1 if self.blocks is None else 2
 
 
 HEAD_MULTIPLE = 4
@@ -269,6 +310,11 @@ class CompressedAttentionSpec(Mixer):
         """Multiplies query . key."""
         return 1.0 / math.sqrt(self.head_size)
 
+    @property
+    def num_caches(self) -> int:
+        """See `kv_cache_specs`."""
+        return 1 if self.compressor is None else 3
+
     def kv_cache_specs(self, page: PageSpec) -> tuple[KVCacheSpec, ...]:
         """The keys of the last tokens; products and gates of the last tokens, for the compressor; and entries."""
         own = SlidingWindowSpec(page=_rows(page, self.head_size, 1), window=self.window)
@@ -286,5 +332,8 @@ def _rows(page: PageSpec, size: int, rate: int) -> PageSpec:
 
 LatentRule = Callable[[ConfigKeys, int, Mapping[str, str]], LatentAttentionSpec]
 """From a config, its longest context and the family's aliases to the mixer of all layers."""
+BlockRule = Callable[[ConfigKeys, int, Heads, RopeConfig | None], Sequence[BlockIndexerSpec | None]]
+"""From a config, a number of layers, their heads and how these rotate to what chooses the blocks that each layer
+attends to."""
 CompressedRule = Callable[[ConfigKeys, int, int], list[CompressedAttentionSpec]]
 """From a config, a number of layers and the longest context to the mixer of each layer."""

@@ -9,6 +9,7 @@ from quire.config.family_spec import MlpKind, MlpSpec, NormKind, Norms
 from quire.config.layers.any_mixer import MixerSpec
 from quire.config.layers.mixers import (
     AttentionSpec,
+    BlockIndexerSpec,
     CompressedAttentionSpec,
     IndexerSpec,
     LatentAttentionSpec,
@@ -313,7 +314,9 @@ def _feed(layout: StepLayout, arch: ModelArch, norms: Norms, mlp: MlpSpec) -> No
         _norm(layout, norms.pre_mlp, size)
     inner = 0 if mlp.experts else mlp.intermediate_size
     layout.take("gates", 2 * inner if mlp.kind is MlpKind.SPARSE else 0)
+    layout.take("both", 2 * inner if mlp.gate is not None else 0)
     layout.take("inner", inner)
+    layout.free("both")
     if arch.norms.gated is not None:
         _renorm(layout, "inner", inner)
     layout.take("out", size)
@@ -381,17 +384,24 @@ def _attend(
         return
     heads, keys_values = arch.num_heads * arch.head_size, 2 * arch.num_kv_heads * arch.head_size
     if isinstance(mixer, AttentionSpec):
-        heads, keys_values = mixer.heads.query_size, 2 * mixer.heads.kv_size * (mixer.reads is None)
+        heads, keys_values = mixer.cached.query_size, 2 * mixer.cached.kv_size * (mixer.reads is None)
     is_latent, has_experts = isinstance(mixer, LatentAttentionSpec), _has_experts(mixer)
     if isinstance(mixer, LatentAttentionSpec):
         _compress(layout, arch, mixer)
     elif has_experts:
         layout.take("keys and values", keys_values)
+    is_difference = isinstance(mixer, AttentionSpec) and mixer.difference is not None
+    if is_difference:
+        layout.take("narrow", (heads + keys_values) // 2)
     layout.take("qkv", heads + keys_values)
     layout.free(*(["projected", "compressed"] if is_latent else ["keys and values"] if has_experts else []))
+    layout.free(*(["narrow"] if is_difference else []))
     layout.take("query", heads)
+    indexer = mixer.blocks if isinstance(mixer, AttentionSpec) else None
+    if indexer is not None:
+        _select_blocks(layout, indexer)
     layout.take("attended", heads)
-    layout.free("qkv", "query")
+    layout.free("qkv" if indexer is None else "selected", "query")
     if isinstance(mixer, LatentAttentionSpec):
         _expand(layout, arch, mixer)
     num_gates = arch.num_heads * mixer.is_gated if isinstance(mixer, LatentAttentionSpec) else mixer.num_gates
@@ -400,8 +410,27 @@ def _attend(
         layout.free("gate")
     if arch.norms.attended is not None:
         _renorm(layout, "attended", heads)
+    if is_difference:
+        _renorm(layout, "attended", heads // 2)
+        layout.take("renormed", mixer.cached.head_size, rows=mixer.heads.num_heads // 2)
+        layout.free("attended")
+        layout.rename("renormed", "attended")
     layout.take("mixed", arch.hidden_size)
     layout.free("attended")
+
+
+def _select_blocks(layout: StepLayout, indexer: BlockIndexerSpec) -> None:
+    """What queries attend to, once they are rotated (`layers/block_indexer.py`)."""
+    size = indexer.head_size
+    layout.free("qkv")
+    layout.take("raw", size)
+    layout.take("key", size)
+    layout.free("raw", "key")
+    layout.take("raw", indexer.num_heads * size)
+    layout.take("index query", indexer.num_heads * size)
+    layout.free("raw")
+    layout.take("selected", indexer.num_heads * indexer.num_selected, INT32)
+    layout.free("index query")
 
 
 def _renorm(layout: StepLayout, name: str, columns: int) -> None:

@@ -12,6 +12,7 @@ from quire.config.arch import ModelArch
 from quire.config.engine import Capabilities
 from quire.config.memory.activations import activation_bytes, step_logits_bytes
 from quire.config.memory.scratch import (
+    block_selection_bytes,
     compressed_bytes,
     experts_bytes,
     native_experts_bytes,
@@ -198,6 +199,9 @@ def workspace_bytes(arch: ModelArch, use: MemoryUse, layout: KVLayout) -> int:
     activations = _step_bytes(arch, use)
     activations += recurrence_bytes(arch, use.max_num_batched_tokens, use.max_num_seqs, ops=use.ops)
     activations += compressed_bytes(arch, use.max_num_batched_tokens, use.max_model_len)
+    activations += block_selection_bytes(
+        arch, use.dtype, use.max_num_batched_tokens, use.max_model_len, layout.block_size
+    )
     block_tables = num_groups * use.max_num_seqs * layout.num_entries(use.max_model_len) * 4
     arrays = use.max_num_batched_tokens * (16 + 8 * num_groups) + use.max_num_seqs * 16
     arrays += 16 * num_groups * use.max_num_seqs

@@ -52,7 +52,7 @@ def _widest_heads(arch: ModelArch) -> tuple[int, int]:
     """Features of queries, and of queries, keys and values, of the widest attention."""
     heads = arch.num_heads * arch.head_size
     widths = [(heads, heads + 2 * arch.num_kv_heads * arch.head_size)]
-    widths += [(own.query_size, own.query_size + 2 * own.kv_size) for own in (m.heads for m in arch.plain_attentions)]
+    widths += [(own.query_size, own.query_size + 2 * own.kv_size) for own in (m.cached for m in arch.plain_attentions)]
     return max(width for width, _ in widths), max(width for _, width in widths)
 
 

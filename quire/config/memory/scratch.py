@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 from quire.config.arch import ModelArch
 from quire.config.layers.experts import ExpertsSpec
-from quire.config.layers.mixers import CompressedAttentionSpec
+from quire.config.layers.layer_kinds import Heads
+from quire.config.layers.mixers import BlockIndexerSpec, CompressedAttentionSpec
 from quire.config.layers.recurrent_mixers import GatedDeltaSpec, LightningSpec, Mamba2Spec, RecurrentSpec, RgLruSpec
 from quire.config.memory.step_layout import FLOAT
 from quire.config.memory.weight_shapes import compressions, indexers
@@ -133,8 +136,33 @@ COMPRESSED_BYTES = 8 << 20
 ops/compressed.py)."""
 SPLIT, TILE = 128, 16
 """Rows of the context, and heads of queries, in whole numbers of which it computes (there)."""
+SCORED_AT_A_TIME = 8
+"""Tokens whose blocks are scored together (there)."""
 STREAM_ROWS = 32
 """Tokens whose streams are read or written at a time (`ROWS_AT_A_TIME` in ops/hyper.py)."""
+
+
+def block_selection_bytes(arch: ModelArch, dtype: str, num_tokens: int, max_model_len: int, page_tokens: int) -> int:
+    """Bytes that the ops of an indexer of blocks work with beside the activations (`ops/block_selection.py`)."""
+    found = {(mixer.blocks, mixer.heads) for mixer in arch.plain_attentions if mixer.blocks is not None}
+    found = {each for each in found if max_model_len > each[0].num_selected * each[0].block_size}
+    scored = [_scored_bytes(spec, max_model_len) for spec, _ in found]
+    listed = [num_tokens * _listed_bytes(*each, DTYPE_BYTES[dtype], page_tokens) for each in found]
+    return max((*scored, *listed), default=0)
+
+
+def _scored_bytes(spec: BlockIndexerSpec, max_model_len: int) -> int:
+    """Keys of a context, the products of a token, and scores of blocks."""
+    rows = round_up(spec.num_heads, TILE)
+    whole = math.lcm(SPLIT, spec.block_size)
+    of_key = 3 * FLOAT * (spec.head_size + 2 * rows)
+    keys = min(round_up(max_model_len, whole), whole * max(1, COMPRESSED_BYTES // (of_key * whole)))
+    return keys * of_key + SCORED_AT_A_TIME * FLOAT * spec.num_heads * cdiv(max_model_len, spec.block_size)
+
+
+def _listed_bytes(spec: BlockIndexerSpec, heads: Heads, item: int, page_tokens: int) -> int:
+    """Numbers of the pages that a token attends to, a few times; queries of a KV head, and what they attended to."""
+    return 32 * spec.num_selected * spec.block_size // page_tokens + 2 * item * heads.query_size // heads.num_kv_heads
 
 
 def compressed_bytes(arch: ModelArch, num_tokens: int, max_model_len: int) -> int:

@@ -82,7 +82,7 @@ def weight_shapes(arch: ModelArch) -> WeightShapes:
     if arch.embedding_size != arch.hidden_size:
         linears.update([((arch.hidden_size,), arch.embedding_size), ((arch.embedding_size,), arch.hidden_size)])
     positions = 0 if names.positions is None else arch.max_position_embeddings + names.unused_positions
-    if arch.family.first_wave is not None:
+    if arch.family.waves is not None:
         positions = arch.max_position_embeddings
     return WeightShapes(
         body=(
@@ -109,7 +109,11 @@ def num_parameters(arch: ModelArch) -> int:
     head = 0 if shapes.is_tied else shapes.head.num_weights
     linears = sum(shape.count * shape.num_weights for shape in shapes.body)
     floats = (
-        shapes.floats - _num_made(arch) + _num_activation_parameters(arch) + arch.scales.of_layers * arch.num_layers
+        shapes.floats
+        - _num_made(arch)
+        + _num_activation_parameters(arch)
+        + _num_differences(arch)
+        + arch.scales.of_layers * arch.num_layers
     )
     return (
         linears
@@ -133,7 +137,7 @@ def _num_made(arch: ModelArch) -> int:
 def _num_made_rows(arch: ModelArch) -> int:
     """Numbers of tables that the checkpoint does not have: sines and cosines of positions, and the embeddings of single
     layers of tokens that it has none for, which are those of the first token."""
-    waves = 0 if arch.family.first_wave is None else arch.max_position_embeddings * arch.hidden_size
+    waves = 0 if arch.family.waves is None else arch.max_position_embeddings * arch.hidden_size
     return waves + num_copied(arch)
 
 
@@ -161,6 +165,12 @@ def _num_activation_parameters(arch: ModelArch) -> int:
     """Numbers of the activations of plain MLPs; an xIELU has four."""
     num_plain = sum(layer.mlp.kind is MlpKind.PLAIN for layer in arch.layers)
     return 4 * num_plain * (arch.activation == "xielu")
+
+
+def _num_differences(arch: ModelArch) -> int:
+    """Numbers of the factors of differential attention beyond the ones of its norms, which the checkpoint does not
+    have: four vectors of a head, and ones for two."""
+    return sum(2 * mixer.heads.head_size for mixer in arch.plain_attentions if mixer.difference is not None)
 
 
 def num_active_parameters(arch: ModelArch) -> int:
@@ -213,7 +223,11 @@ def _attention(arch: ModelArch, mixer: MixerSpec) -> Counter[Shape]:
         return Counter([((2 * own.kv_size,), arch.hidden_size)])
     if mixer.reads is not None:
         return Counter([((own.query_size,), arch.hidden_size), _output(arch, own)])
-    return Counter([_qkv(arch, own), _output(arch, own), *([_gate(arch, mixer)] if mixer.num_gates else [])])
+    more = [_gate(arch, mixer)] if mixer.num_gates else []
+    if mixer.blocks is not None:
+        index = mixer.blocks
+        more += [((index.num_heads * index.head_size,), arch.hidden_size), ((index.head_size,), arch.hidden_size)]
+    return Counter([_qkv(arch, own), _output(arch, own), *more])
 
 
 def _shared_block(arch: ModelArch, own: Heads, shared: SharedBlock) -> Counter[Shape]:
@@ -352,6 +366,8 @@ def _mixer_floats(arch: ModelArch, mixer: MixerSpec) -> int:
         own = mixer.heads
         biases += (mixer.output_bias is not None) * arch.hidden_size
         biases += (arch.norms.attended is not None) * own.query_size
+        biases += 2 * mixer.blocks.head_size if mixer.blocks else 0
+        biases += mixer.cached.head_size if mixer.difference is not None else 0
         gate = _gates_are_behind_queries(arch) * own.query_size
         features = own.query_size if mixer.reads is not None else sum(_qkv(arch, own)[0])
         return biases + arch.attention_bias * (features + gate) + mixer.has_sinks * own.num_heads
@@ -528,7 +544,7 @@ def _queries(arch: ModelArch) -> list[tuple[int, int | None]]:
     latent, found = arch.num_heads * arch.head_size, list[tuple[int, int | None]]()
     for mixer in arch.attentions:
         if isinstance(mixer, AttentionSpec):
-            found.append((mixer.heads.query_size, mixer.window))
+            found += _plain_queries(mixer)
         elif isinstance(mixer, CompressedAttentionSpec):
             found += _compressed_queries(mixer)
         elif mixer.indexer is None:
@@ -537,6 +553,13 @@ def _queries(arch: ModelArch) -> list[tuple[int, int | None]]:
             indexer = mixer.indexer
             found += [(latent, indexer.num_selected), (indexer.num_heads * indexer.head_size // 2, None)]
     return found
+
+
+def _plain_queries(mixer: AttentionSpec) -> list[tuple[int, int | None]]:
+    size, index = mixer.cached.query_size, mixer.blocks
+    if index is None:
+        return [(size, mixer.window)]
+    return [(size, index.num_selected * index.block_size), (max(1, index.num_heads * index.head_size // 2), None)]
 
 
 def _compressed_queries(mixer: CompressedAttentionSpec) -> list[tuple[int, int | None]]:

@@ -19,17 +19,19 @@ from quire.ops.cpu.attention.compressed import (
 from quire.ops.cpu.attention.latent import latent_qkv, latent_values
 from quire.ops.cpu.attention.paged import chunked_attention, paged_attention
 from quire.ops.cpu.attention.rotary import rope_and_cache
-from quire.ops.cpu.attention.selection import select_tokens, selected_attention
+from quire.ops.cpu.attention.selection import select_blocks, select_tokens, selected_attention
 from quire.ops.cpu.elementwise import (
     activate,
     clip,
     gate,
     gated_activation,
     join_columns,
+    pair_values,
     scale_add,
     scale_heads,
     scale_tokens,
     soft_cap,
+    subtract_heads,
 )
 from quire.ops.cpu.norm import layer_norm, layer_norm_heads, rms_norm, rms_norm_columns
 from quire.ops.cpu.products.attention_experts import expert_outputs, expert_queries
@@ -71,6 +73,8 @@ OPS: MappingProxyType[str, Callable[..., object]] = MappingProxyType(
         "gate": gate,
         "gated_activation": gated_activation,
         "join_columns": join_columns,
+        "pair_values": pair_values,
+        "subtract_heads": subtract_heads,
         "multiply_columns": multiply_columns,
         "match_rms": match_rms,
         "mix_streams": mix_streams,
@@ -92,6 +96,7 @@ OPS: MappingProxyType[str, Callable[..., object]] = MappingProxyType(
         "paged_attention": paged_attention,
         "chunked_attention": chunked_attention,
         "select_tokens": select_tokens,
+        "select_blocks": select_blocks,
         "selected_attention": selected_attention,
         "rotate_last": rotate_last,
         "store_rows": store_rows,

@@ -7,6 +7,7 @@ from functools import partial
 
 from torch import Tensor
 
+from quire.config.layers.experts import ClampedGate
 from quire.ops import elementwise
 from quire.ops.cpu.library import check, load
 from quire.ops.cpu.runtime.calls import run_or_note
@@ -39,10 +40,24 @@ def gate(x: Tensor, gates: Tensor, activation: str = "sigmoid") -> None:
     run_or_note(partial(elementwise.gate, activation=activation), x, gates)
 
 
-def gated_activation(both: Tensor, activation: str) -> Tensor:
+def gated_activation(both: Tensor, activation: str | ClampedGate) -> Tensor:
     """See `Ops.gated_activation`."""
     out = empty((both.shape[0], both.shape[1] // 2), both.dtype)
     run_or_note(partial(elementwise.fill_gated_activation, activation=activation), out, both)
+    return out
+
+
+def pair_values(qkv: Tensor, num_heads: int, num_kv_heads: int) -> Tensor:
+    """See `Ops.pair_values`."""
+    out = empty((qkv.shape[0], 2 * qkv.shape[1]), qkv.dtype)
+    run_or_note(partial(elementwise.fill_pairs, num_heads=num_heads, num_kv_heads=num_kv_heads), out, qkv)
+    return out
+
+
+def subtract_heads(x: Tensor, factor: float) -> Tensor:
+    """See `Ops.subtract_heads`."""
+    out = empty((x.shape[0], x.shape[1] // 2), x.dtype)
+    run_or_note(partial(elementwise.fill_differences, factor=factor), out, x)
     return out
 
 

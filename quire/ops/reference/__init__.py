@@ -12,7 +12,14 @@ from quire.ops.hyper import read_streams, sum_streams, write_streams
 from quire.ops.reference.attention import chunked_attention, paged_attention
 from quire.ops.reference.attention_experts import expert_outputs, expert_queries
 from quire.ops.reference.cache import allocate_kv_cache, copy_blocks, touch_blocks
-from quire.ops.reference.elementwise import gated_activation, join_columns, scale_add, soft_cap
+from quire.ops.reference.elementwise import (
+    gated_activation,
+    join_columns,
+    pair_values,
+    scale_add,
+    soft_cap,
+    subtract_heads,
+)
 from quire.ops.reference.experts import mixture_of_experts
 from quire.ops.reference.gated_recurrence import gated_delta, lightning_attention, rg_lru
 from quire.ops.reference.gemm import embedding, gated_linear, linear, linear_max, pack_linear, weights_together
@@ -21,7 +28,7 @@ from quire.ops.reference.norm import layer_norm, layer_norm_heads, rms_norm, rms
 from quire.ops.reference.quantized import pack_quantized
 from quire.ops.reference.rotary import rope_and_cache
 from quire.ops.reference.sampling import allowed_max, apply_penalties, row_max, row_max_tensors, sample, top_logprobs
-from quire.ops.reference.selection import select_tokens, selected_attention
+from quire.ops.reference.selection import select_blocks, select_tokens, selected_attention
 from quire.ops.reference.states import allocate_states, mamba, mamba2, short_conv
 from quire.ops.streams import match_rms, mix_streams, multiply_columns, statistical_top_k
 
@@ -50,6 +57,8 @@ OPS: MappingProxyType[str, Callable[..., object]] = MappingProxyType(
         "gate": gate,
         "gated_activation": gated_activation,
         "join_columns": join_columns,
+        "pair_values": pair_values,
+        "subtract_heads": subtract_heads,
         "multiply_columns": multiply_columns,
         "match_rms": match_rms,
         "mix_streams": mix_streams,
@@ -71,6 +80,7 @@ OPS: MappingProxyType[str, Callable[..., object]] = MappingProxyType(
         "paged_attention": paged_attention,
         "chunked_attention": chunked_attention,
         "select_tokens": select_tokens,
+        "select_blocks": select_blocks,
         "selected_attention": selected_attention,
         "rotate_last": rotate_last,
         "store_rows": store_rows,

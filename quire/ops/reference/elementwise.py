@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from quire.ops.elementwise import fill_gated_activation
+from quire.config.layers.experts import ClampedGate
+from quire.ops.elementwise import fill_differences, fill_gated_activation, fill_pairs
 
 
 def scale_add(x: Tensor, scale: float, residual: Tensor | None = None) -> Tensor:
@@ -16,7 +17,7 @@ def scale_add(x: Tensor, scale: float, residual: Tensor | None = None) -> Tensor
     return (value if residual is None else value + residual.float()).to(x.dtype)
 
 
-def gated_activation(both: Tensor, activation: str) -> Tensor:
+def gated_activation(both: Tensor, activation: str | ClampedGate) -> Tensor:
     """See `Ops.gated_activation`."""
     out = both.new_empty(both.shape[0], both.shape[1] // 2)
     fill_gated_activation(out, both, activation)
@@ -26,6 +27,20 @@ def gated_activation(both: Tensor, activation: str) -> Tensor:
 def join_columns(parts: Sequence[Tensor]) -> Tensor:
     """See `Ops.join_columns`."""
     return torch.cat(list(parts), dim=1)
+
+
+def pair_values(qkv: Tensor, num_heads: int, num_kv_heads: int) -> Tensor:
+    """See `Ops.pair_values`."""
+    out = qkv.new_empty(qkv.shape[0], 2 * qkv.shape[1])
+    fill_pairs(out, qkv, num_heads, num_kv_heads)
+    return out
+
+
+def subtract_heads(x: Tensor, factor: float) -> Tensor:
+    """See `Ops.subtract_heads`."""
+    out = x.new_empty(x.shape[0], x.shape[1] // 2)
+    fill_differences(out, x, factor)
+    return out
 
 
 def soft_cap(logits: Tensor, cap: float) -> None:

@@ -16,8 +16,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from quire.config.layers.experts import ClampedGate, ExpertGroups, Routing, Scores
-from quire.ops.elementwise import ROWS_AT_A_TIME, VECTOR, activate
+from quire.ops.elementwise import VECTOR, activate
 from quire.ops.operands import ExpertWeights, MixtureWeights
+from quire.ops.reference.elementwise import gated_activation
 from quire.ops.reference.gemm import gated_linear, linear
 from quire.ops.threads import one_thread
 from quire.utils.math import round_up
@@ -63,7 +64,7 @@ def _inner(rows: Tensor, expert: ExpertWeights, activation: str | ClampedGate) -
     """What the second product reads. Shapes: rows [n, M] -> [n, F]."""
     first = (rows, expert.gate_up, expert.gate_up_bias)
     if isinstance(activation, ClampedGate):
-        return _clamped_gate(linear(*first, out_dtype=torch.float32), activation).to(rows.dtype)
+        return gated_activation(linear(*first, out_dtype=torch.float32), activation).to(rows.dtype)
     if expert.is_gated:
         return gated_linear(*first, activation=activation)
     if activation != "quick_gelu":
@@ -71,20 +72,6 @@ def _inner(rows: Tensor, expert: ExpertWeights, activation: str | ClampedGate) -
     inner = linear(*first)
     activate(inner, activation)
     return inner
-
-
-def _clamped_gate(both: Tensor, gate: ClampedGate) -> Tensor:
-    """A `ClampedGate` of sums, the gate's in front of the others. Shapes: both [n, 2F] float32 -> [n, F] float32."""
-    size = both.shape[1] // 2
-    out = torch.empty(both.shape[0], size)
-    room = torch.zeros(2, ROWS_AT_A_TIME, round_up(size, VECTOR))
-    for rows, results in zip(torch.split(both, ROWS_AT_A_TIME), torch.split(out, ROWS_AT_A_TIME), strict=True):
-        wide = room[:, : rows.shape[0]]
-        wide[..., :size] = rows.view(-1, 2, size).transpose(0, 1)
-        opened = wide[0].clamp_(max=gate.limit).mul_(gate.slope)
-        values = wide[1].clamp_(min=-gate.limit, max=gate.limit).add_(gate.offset)
-        results.copy_(F.silu(opened).div_(gate.slope).mul_(values)[:, :size])
-    return out
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Attention over chosen tokens: an indexer's scores, the choice, and attention over what was chosen.
+"""Attention over chosen tokens or blocks: an indexer's scores, the choice, and attention over what was chosen.
 
 Row invariance: scores of a token are products of one shape, a split of the context at a time, and sums over heads one
 after the other. What was chosen is gathered, and attended to as a context of its own.
@@ -12,7 +12,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from quire.ops.operands import AttentionMetadata
+from quire.ops.block_selection import fill_blocks
+from quire.ops.operands import AttentionMetadata, RowCache
 from quire.ops.reference.attention import SPLIT, Scores, attend, gather, paged_attention, sum_in_order
 from quire.ops.threads import one_thread
 from quire.utils.math import cdiv
@@ -47,23 +48,40 @@ def select_tokens(
 
 @one_thread()
 def selected_attention(
-    query: Tensor, kv_cache: Tensor, metadata: AttentionMetadata, selected: Tensor, *, scale: float
+    query: Tensor, kv_cache: Tensor, metadata: AttentionMetadata, selected: Tensor, *, scale: float, run: int = 1
 ) -> Tensor:
     """See `Ops.selected_attention`."""
     out = query.new_empty(query.shape[0], query.shape[1] * query.shape[2])
+    of_heads = selected if selected.dim() == 3 else selected.unsqueeze(1)
     for index, tokens, first in _sequences(metadata):
         rows = slice(tokens.start, tokens.stop)
-        if first + len(tokens) <= selected.shape[1]:
+        if first + len(tokens) <= of_heads.shape[2] * run:
             out[rows] = paged_attention(query[rows], kv_cache, _alone(metadata, index), scale=scale)
             continue
         context = gather(kv_cache, metadata, index, 0, 0, first + len(tokens))
         for position, token in enumerate(tokens, first):
-            count = min(position + 1, selected.shape[1])
-            chosen = context.new_zeros(2, 1, cdiv(count, SPLIT) * SPLIT, context.shape[3])
-            chosen[:, :, :count] = context[:, :, selected[token, :count].long()]
-            row = attend(query[token].unsqueeze(0), chosen[0], chosen[1], count - 1, Scores(scale=scale))
-            out[token] = row.flatten()
+            heads = zip(query[token].chunk(of_heads.shape[1]), of_heads[token], context.unbind(1), strict=True)
+            parts = [_attend_chosen(*head, position, Scores(scale=scale), run) for head in heads]
+            out[token] = torch.cat(parts).flatten()
     return out
+
+
+def _attend_chosen(
+    query_GD: Tensor, selected_N: Tensor, context: Tensor, position: int, scores: Scores, run: int
+) -> Tensor:
+    """The queries of one KV head, over what of its context [2, U, D or more] was chosen. Gives [G, D]."""
+    places = (selected_N[selected_N >= 0].long().unsqueeze(1) * run + torch.arange(run)).flatten()
+    places = places[places <= position]
+    chosen = context.new_zeros(2, 1, cdiv(len(places), SPLIT) * SPLIT, context.shape[2])
+    chosen[:, 0, : len(places)] = context[:, places]
+    return attend(query_GD.unsqueeze(0), chosen[0], chosen[1], len(places) - 1, scores).squeeze(0)
+
+
+def select_blocks(query: Tensor, keys: RowCache, *, block_size: int, num_selected: int, num_local: int) -> Tensor:
+    """See `Ops.select_blocks`."""
+    selected = torch.empty(*query.shape[:2], num_selected, dtype=torch.int32)
+    fill_blocks(selected, query, keys=keys, block_size=block_size, num_local=num_local)
+    return selected
 
 
 def _sequences(metadata: AttentionMetadata) -> Iterator[tuple[int, range, int]]:

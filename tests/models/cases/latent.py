@@ -41,6 +41,22 @@ LATENT: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "longcat-flash-experts-alone": ("longcat_flash", {"zero_expert_num": 0, "expert_ffn_hidden_size": 64}),
+    "sarvam-mla": ("sarvam_mla", {}),
+    "sarvam-mla-low-rank": (
+        "sarvam_mla",
+        {
+            "hidden_size": 60,
+            "num_attention_heads": 3,
+            "num_key_value_heads": 3,
+            "q_lora_rank": 24,
+            "n_group": 4,
+            "topk_group": 2,
+            "attention_bias": True,
+            "norm_topk_prob": False,
+            "tie_word_embeddings": True,
+            **rope("yarn", factor=4.0, original_max_position_embeddings=64, mscale=1.0, mscale_all_dim=0.7),
+        },
+    ),
     "axk1": ("axk1", {}),
     "axk1-odd-heads": (
         "axk1",

@@ -248,6 +248,54 @@ UNLIKE_LLAMA: dict[str, tuple[str, dict[str, Any]]] = {
             ),
         },
     ),
+    "ctrl": ("ctrl", {}),
+    "ctrl-untied": (
+        "ctrl",
+        {"n_embd": 66, "n_head": 3, "layer_norm_epsilon": 1e-3, "tie_word_embeddings": False, "n_positions": 200},
+    ),
+    "emu3": ("emu3_text_model", {}),
+    "emu3-odd-heads": (
+        "emu3_text_model",
+        {
+            "hidden_size": 60,
+            "num_attention_heads": 3,
+            "num_key_value_heads": 1,
+            "tie_word_embeddings": True,
+            **rope("linear", factor=2.0),
+        },
+    ),
+    "mllama": ("mllama_text_model", {}),
+    "mllama-odd-heads": (
+        "mllama_text_model",
+        {
+            "hidden_size": 60,
+            "num_attention_heads": 3,
+            "num_key_value_heads": 1,
+            "num_hidden_layers": 3,
+            "cross_attention_layers": [0, 2, 7],
+            **rope(
+                "llama3", factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=32
+            ),
+        },
+    ),
+    "diffllama": ("diffllama", {}),
+    "diffllama-biases": (
+        "diffllama",
+        {
+            "hidden_size": 60,
+            "num_attention_heads": 12,
+            "num_key_value_heads": 4,
+            "head_dim": 14,
+            "attention_bias": True,
+            "tie_word_embeddings": True,
+            **rope("linear", factor=2.0),
+        },
+    ),
+    "openai-gpt": ("openai-gpt", {}),
+    "openai-gpt-untied": (
+        "openai-gpt",
+        {"n_embd": 60, "n_head": 3, "afn": "relu", "layer_norm_epsilon": 1e-3, "tie_word_embeddings": False},
+    ),
     "opt": ("opt", {}),
     "opt-norm-after": ("opt", {"do_layer_norm_before": False, "word_embed_proj_dim": 32}),
     "opt-plain": ("opt", {"enable_bias": False, "layer_norm_elementwise_affine": False, "activation_function": "gelu"}),

@@ -30,7 +30,7 @@ def paged_attention(
     """See `Ops.paged_attention`."""
     tokens, heads, head_size = query.shape
     out = empty((tokens, heads * head_size), query.dtype)
-    _attend(
+    attend_pages(
         out,
         query,
         kv_cache,
@@ -57,10 +57,10 @@ def chunked_attention(
 def _attend_chunks(
     out: Tensor, query: Tensor, kv_cache: Tensor, *, metadata: AttentionMetadata, scale: float, chunk_size: int
 ) -> None:
-    _attend(out, query, kv_cache, by_chunk(metadata, chunk_size), scale=scale)
+    attend_pages(out, query, kv_cache, by_chunk(metadata, chunk_size), scale=scale)
 
 
-def _attend(
+def attend_pages(
     out: Tensor,
     query: Tensor,
     kv_cache: Tensor,
@@ -72,7 +72,7 @@ def _attend(
     slopes: Tensor | None = None,
     sinks: Tensor | None = None,
 ) -> None:
-    """Mutates: out."""
+    """`Ops.paged_attention`, of a cache or of one of its heads. Mutates: out [T, H * D]."""
     _, heads, head_size = query.shape
     _, num_blocks, kv_heads, block_size, width = kv_cache.shape
     tables = metadata.block_tables

@@ -1,14 +1,21 @@
-"""Attention over the tokens that an indexer chooses; `csrc/cpu/selection.cpp`."""
+"""Attention over what an indexer chooses: tokens (`csrc/cpu/selection.cpp`), or blocks, which plain torch chooses on
+one thread and the native kernel attends to, each token as a sequence of its own.
+"""
 
 from __future__ import annotations
+
+from functools import partial
 
 import torch
 from torch import Tensor
 
+from quire.ops.block_selection import by_runs, fill_blocks
+from quire.ops.cpu.attention.paged import attend_pages
 from quire.ops.cpu.library import check, load
+from quire.ops.cpu.runtime.calls import run_or_note
 from quire.ops.cpu.runtime.dtypes import CACHE_DTYPES, DTYPES
 from quire.ops.cpu.runtime.memory import empty
-from quire.ops.operands import AttentionMetadata
+from quire.ops.operands import AttentionMetadata, RowCache
 
 lib = load()
 
@@ -42,12 +49,23 @@ def select_tokens(
     return selected
 
 
+def select_blocks(query: Tensor, keys: RowCache, *, block_size: int, num_selected: int, num_local: int) -> Tensor:
+    """See `Ops.select_blocks`."""
+    selected = empty((*query.shape[:2], num_selected), torch.int32)
+    run_or_note(partial(fill_blocks, keys=keys, block_size=block_size, num_local=num_local), selected, query)
+    return selected
+
+
 def selected_attention(
-    query: Tensor, kv_cache: Tensor, metadata: AttentionMetadata, selected: Tensor, *, scale: float
+    query: Tensor, kv_cache: Tensor, metadata: AttentionMetadata, selected: Tensor, *, scale: float, run: int = 1
 ) -> Tensor:
     """See `Ops.selected_attention`."""
     tokens, heads, head_size = query.shape
     out = empty((tokens, heads * head_size), query.dtype)
+    if selected.dim() == 3:
+        given = partial(_attend_runs, metadata=metadata, scale=scale, run=run)
+        run_or_note(given, out, query, kv_cache, selected)
+        return out
     check(
         lib.qr_selected_attention(
             out.data_ptr(),
@@ -63,6 +81,30 @@ def selected_attention(
         )
     )
     return out
+
+
+def _attend_runs(
+    out: Tensor,
+    query: Tensor,
+    kv_cache: Tensor,
+    selected: Tensor,
+    *,
+    metadata: AttentionMetadata,
+    scale: float,
+    run: int,
+) -> None:
+    """Mutates: out."""
+    _, kv_heads, most = selected.shape
+    if metadata.seq_lens.max() <= most * run:
+        attend_pages(out, query, kv_cache, metadata, scale=scale)
+        return
+    tokens, heads, head_size = query.shape
+    by_head = out.view(tokens, kv_heads, -1)
+    for head, queries in enumerate(query.chunk(kv_heads, dim=1)):
+        part = out.new_empty(tokens, heads // kv_heads * head_size)
+        seen = by_runs(metadata, selected[:, head], run)
+        attend_pages(part, queries.contiguous(), kv_cache[:, :, head : head + 1], seen, scale=scale)
+        by_head[:, head] = part
 
 
 def _cache(kv_cache: Tensor) -> tuple[int, ...]:
