@@ -410,7 +410,7 @@ def _attend(
         layout.free("gate")
     if arch.norms.attended is not None:
         _renorm(layout, "attended", heads)
-    if isinstance(mixer, AttentionSpec) and mixer.difference is not None:
+    if isinstance(mixer, AttentionSpec) and is_difference:
         _renorm(layout, "attended", heads // 2)
         layout.take("renormed", mixer.cached.head_size, rows=mixer.heads.num_heads // 2)
         layout.free("attended")
