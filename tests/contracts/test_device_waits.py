@@ -57,7 +57,7 @@ ALLOWED = {
     "worker/step_buffers.py": {"__init__": "memory of the host, when an engine starts"},
     "worker/input_builder.py": {"_slots_in": "memory of the host"},
     "layers/activation.py": {"_xielu_parameters": "read from the checkpoint"},
-    "models/blocks.py": {"attention_of": "it builds a layer"},
+    "models/blocks.py": {"attention_of": "it builds a layer", "_learned_difference": "read from the checkpoint"},
     "models/gemma4.py": {"_output_scale": "read from the checkpoint"},
     "layers/gated_recurrence.py": {"__init__": "read from the checkpoint"},
     "layers/embedding.py": {"__init__": "a number of the host, rounded when a model is loaded"},

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from quire.config.arch import ModelArch
+from quire.config.quantized.stored import Header
 from quire.distributed.groups import ParallelContext, ParallelGroup
 from quire.errors import ConfigError
 from quire.layers.activation import activation_of
@@ -28,8 +29,9 @@ class DictReader:
         self.tensors = tensors
         self.released: list[str] = []
 
-    def has(self, name: str) -> bool:
-        return name in self.tensors
+    def header(self, name: str) -> Header | None:
+        tensor = self.tensors.get(name)
+        return None if tensor is None else Header("F32", tuple(tensor.shape))
 
     def read(self, name: str, shape: tuple[int, ...], shard: ShardSpec) -> Tensor:
         assert self.tensors[name].shape == shape
