@@ -27,15 +27,15 @@ FLAGS = ("--kv-cache-memory-bytes", "64M", "--max-model-len", "1024")
 
 
 def session_pids(session_id: int) -> list[int]:
-    """Live processes of a session."""
+    """Live processes of a session; any may end while they are read."""
     found = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
+    for process in Path("/proc").glob("[0-9]*"):
         try:
-            fields = stat.read_text().rpartition(")")[2].split()
+            fields = (process / "stat").read_text().rpartition(")")[2].split()
         except OSError:
             continue
         if int(fields[3]) == session_id and fields[0] != "Z":
-            found.append(int(stat.parent.name))
+            found.append(int(process.name))
     return found
 
 
