@@ -6,7 +6,6 @@
 #include <cstring>
 
 #include "arguments.h"
-#include "kernels/cache.h"
 #include "steps.h"
 
 using namespace qr;
@@ -116,19 +115,6 @@ struct Attention {
       entries->read(out, token.sequence, entry, 0, features);
     }
     return true;
-  }
-};
-
-// Pages of a wave of tokens, and the sequences that they look like.
-struct OwnPages {
-  char* data;
-  int32_t *tables, *starts, *lengths;
-
-  OwnPages(void* memory, int64_t cache_bytes, int64_t pages, int64_t tokens)
-      : data(static_cast<char*>(memory)), tables(reinterpret_cast<int32_t*>(data + cache_bytes)), starts(tables + pages),
-        lengths(starts + tokens + 1) {
-    for (int64_t i = 0; i < pages; ++i) tables[i] = int32_t(i);
-    for (int64_t i = 0; i <= tokens; ++i) starts[i] = int32_t(i);
   }
 };
 
@@ -315,13 +301,11 @@ int32_t qr_compressed_attention(void* out, const void* query, int32_t dtype, con
   const int64_t own_pages = divide_up(most, kOwnSlots), token_bytes = 2 * own_pages * page * size;
   const int64_t together =
       std::clamp(kWaveBytes / std::max(int64_t(1), token_bytes), int64_t(1), std::max(int64_t(1), steps.tokens()));
-  const int64_t pages = together * own_pages, cache_bytes = round_up(2 * pages * page * size + kCacheSlack, 64);
-  const PageOfRows put{CacheLayout{cache_dtype, pages, 1, kOwnSlots, head_size, page, page}, size};
+  const PageOfRows put{CacheLayout{cache_dtype, together * own_pages, 1, kOwnSlots, head_size, page, page}, size};
   const int64_t row_bytes = heads * head_size * bytes_of(dtype);
   return each_wave(steps, 0, together, [&](const Token* tokens, int64_t count) {
-    auto* memory = scratch(6, cache_bytes + (pages + 2 * together + 1) * 4);
-    if (memory == nullptr) return int32_t(QR_ENOMEM);
-    const OwnPages own(memory, cache_bytes, pages, together);
+    const OwnPages own(together, own_pages, page * size);
+    if (own.data == nullptr) return int32_t(QR_ENOMEM);
     std::atomic<int32_t> status{QR_OK};
     parallel_for(count * own_pages, [&](int64_t piece) {
       const Token& token = tokens[piece / own_pages];
@@ -338,7 +322,7 @@ int32_t qr_compressed_attention(void* out, const void* query, int32_t dtype, con
     if (status.load() != QR_OK) return int32_t(status.load());
     const int64_t at = tokens[0].index * row_bytes;  // tokens of a wave follow each other
     return qr_paged_attention(static_cast<char*>(out) + at, dtype, static_cast<const char*>(query) + at, dtype, own.data,
-                              cache_dtype, pages, kOwnSlots, page, page, own.starts, own.lengths, count, own.tables,
+                              cache_dtype, own.count, kOwnSlots, page, page, own.starts, own.lengths, count, own.tables,
                               own_pages, heads, 1, head_size, scale, 0.0f, 0, nullptr, sinks);
   });
 }

@@ -9,7 +9,6 @@
 #include <cstring>
 
 #include "arguments.h"
-#include "kernels/cache.h"
 #include "steps.h"
 
 using namespace qr;
@@ -204,33 +203,27 @@ int32_t qr_selected_attention(void* out, const void* query, int32_t dtype, const
   const int64_t token_bytes = 2 * own_pages * page * size;
   const int64_t together = std::clamp(kWaveBytes / token_bytes, int64_t(1), std::max(int64_t(1), steps.tokens()));
   return each_wave(steps, num_selected, together, [&](const Token* tokens, int64_t count) {
-    const int64_t blocks = together * own_pages;
-    const int64_t cache_bytes = round_up(2 * blocks * page * size + kCacheSlack, 64);
-    auto* gathered = static_cast<char*>(scratch(6, cache_bytes + (blocks + 2 * together + 1) * 4));
-    if (gathered == nullptr) return int32_t(QR_ENOMEM);
-    auto* tables = reinterpret_cast<int32_t*>(gathered + cache_bytes);
-    int32_t *starts = tables + blocks, *lengths = starts + together + 1;
-    for (int64_t i = 0; i < blocks; ++i) tables[i] = int32_t(i);
-    for (int64_t i = 0; i <= together; ++i) starts[i] = int32_t(i);
-    for (int64_t i = 0; i < together; ++i) lengths[i] = int32_t(num_selected);
+    const OwnPages own(together, own_pages, page * size);
+    if (own.data == nullptr) return int32_t(QR_ENOMEM);
+    for (int64_t i = 0; i < together; ++i) own.lengths[i] = int32_t(num_selected);
     std::atomic<bool> are_positions{true};
     const Gather gather{CacheLayout{cache_dtype, num_blocks, 1, block_size, head_size, page, block},
-                        CacheLayout{cache_dtype, blocks, 1, block_size, head_size, page, page}, size};
+                        CacheLayout{cache_dtype, own.count, 1, block_size, head_size, page, page}, size};
     parallel_for(count * own_pages, [&](int64_t piece) {
       const Token& token = tokens[piece / own_pages];
       const int64_t first = piece % own_pages * block_size, end = std::min(first + block_size, num_selected);
       const int32_t* positions = selected + token.index * num_selected;
       for (int64_t i = first; i < end; ++i)
         if (positions[i] < 0 || positions[i] > token.position) return are_positions.store(false);
-      gather.copy(gathered, static_cast<const char*>(cache), steps.blocks(token.sequence), positions + first,
+      gather.copy(own.data, static_cast<const char*>(cache), steps.blocks(token.sequence), positions + first,
                   end - first, piece);
     });
     if (!are_positions.load()) return int32_t(QR_EINVAL);
     for (int64_t i = 0; i < count;) {  // tokens that follow each other
       int64_t next = i + 1;
       while (next < count && tokens[next].index == tokens[next - 1].index + 1) ++next;
-      const int32_t status = attend(tokens[i].index, gathered, blocks, page, starts, lengths, next - i,
-                                    tables + i * own_pages, own_pages);
+      const int32_t status = attend(tokens[i].index, own.data, own.count, page, own.starts, own.lengths,
+                                    next - i, own.tables + i * own_pages, own_pages);
       if (status != QR_OK) return status;
       i = next;
     }

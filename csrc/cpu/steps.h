@@ -5,7 +5,7 @@
 #include <cmath>
 #include <limits>
 
-#include "kernels.h"
+#include "kernels/cache.h"
 #include "threads.h"
 
 namespace qr {
@@ -62,6 +62,25 @@ int32_t each_wave(const Steps& steps, int64_t most, int64_t together, const Run&
     }
   return count == 0 ? QR_OK : run(tokens, count);
 }
+
+// Pages of their own for each of some tokens, in scratch memory, and the sequences that they look like: one of each token,
+// whose length the caller writes.
+struct OwnPages {
+  int64_t count;  // of all tokens
+  char* data;     // null without memory
+  int32_t *tables = nullptr, *starts = nullptr, *lengths = nullptr;
+
+  OwnPages(int64_t tokens, int64_t pages_of_token, int64_t page_bytes) : count(tokens * pages_of_token) {
+    const int64_t bytes = round_up(2 * count * page_bytes + kCacheSlack, 64);
+    data = static_cast<char*>(scratch(6, bytes + (count + 2 * tokens + 1) * 4));
+    if (data == nullptr) return;
+    tables = reinterpret_cast<int32_t*>(data + bytes);
+    starts = tables + count;
+    lengths = starts + tokens + 1;
+    for (int64_t i = 0; i < count; ++i) tables[i] = int32_t(i);
+    for (int64_t i = 0; i <= tokens; ++i) starts[i] = int32_t(i);
+  }
+};
 
 // The positions of the `most` highest of `count` scores, ascending; of equal ones the first. NaN is the lowest.
 inline void choose(int32_t* selected, int64_t most, float* scores, int64_t count, float* sorted) {

@@ -1,4 +1,4 @@
-"""Hyper-connections: how layers read and write several hidden states of each token. Plain torch in all implementations.
+"""Hyper-connections in plain torch, the reference: how layers read and write several hidden states of each token.
 
 Row invariance: as in `streams`; sums over streams are added one after the other.
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any
 
 from quire.message_formats.grammars.call_grammar import CallGrammar
@@ -19,7 +20,7 @@ _KEPT = frozenset(
 """Keywords that such a grammar follows."""
 
 
-class NestedGrammar:
+class NestedGrammar(ABC):
     """The grammar of one tool's arguments. A format says how values of each kind are written, and what is behind them.
 
     Each schema is written once at each depth: schemas that hold each other do not multiply.
@@ -42,21 +43,21 @@ class NestedGrammar:
             self._written[key] = (rule, schema)
         return self._written[key][0]
 
+    @abstractmethod
     def text(self, length: str, end: str) -> str:
         """A text of so many characters, in a regular expression."""
-        raise NotImplementedError
 
+    @abstractmethod
     def array(self, name: str, keywords: dict[str, Any], depth: int, end: str) -> str:
         """An array."""
-        raise NotImplementedError
 
+    @abstractmethod
     def object(self, keywords: dict[str, Any], depth: int, end: str) -> str:
         """An object."""
-        raise NotImplementedError
 
+    @abstractmethod
     def constant(self, value: Any, end: str) -> str:
         """One value."""
-        raise NotImplementedError
 
     def kinds_of(self, kinds: frozenset[str]) -> frozenset[str]:
         """Those of the kinds which can be told apart."""
