@@ -34,10 +34,13 @@ struct RowGroup {
   int32_t sum;  // of the integers; where groups have two nested codes, those of two groups (join_sums)
 };
 
-// Every second group takes the sum of the one after it into its upper half; a sum has 13 bits.
+// Two sums of 13 bits, the second in the upper half.
+QR_INLINE int32_t joined(int32_t first, int32_t second) {
+  return int32_t(uint32_t(first & 0xffff) | uint32_t(second) << 16);
+}
+// Every second group takes the sum of the one after it, too.
 QR_INLINE void join_sums(RowGroup* groups, int64_t count) {
-  for (int64_t i = 0; i < count; i += 2)
-    groups[i].sum = int32_t(uint32_t(groups[i].sum & 0xffff) | uint32_t(groups[i + 1].sum) << 16);
+  for (int64_t i = 0; i < count; i += 2) groups[i].sum = joined(groups[i].sum, groups[i + 1].sum);
 }
 
 // x prepared: a RowGroup for each row and group, then integers [rows / height][K / 64][height][64].
@@ -54,7 +57,8 @@ struct QuantizedRows {
 
   int64_t step_bytes() const { return height * kQuantizedDepth; }
   int8_t* line(int64_t row, int64_t step) const {
-    return values + (row / height * steps + step) * step_bytes() + row % height * kQuantizedDepth;
+    const uint64_t block = uint64_t(row) / 16, within = uint64_t(row) % 16;  // fewer rows than 16 are one block
+    return values + (int64_t(block) * steps + step) * step_bytes() + int64_t(within) * kQuantizedDepth;
   }
 
   static int64_t values_at(int64_t rows, int64_t k) {
@@ -188,7 +192,7 @@ struct GroupScales {
 
   // total + (sums * scales + offsets), each operation rounded once; with zero points the first is exact
   template <Shift kShift>
-  __attribute__((always_inline)) vf add(Shifted<kShift>, vf total, vi sums, RowGroup x, int v) const {
+  __attribute__((always_inline)) vf add(Shifted<kShift>, vf total, vi sums, const RowGroup& x, int v) const {
     vf integers = floats(sums);
     if (Format::kGrouped) {
       if (kShift == Shift::kZeroPoint) integers = fma(shift[v], set1(float(x.sum)), integers);
@@ -276,6 +280,8 @@ void fill_quantized(Kernels& kernels) {
 #include "gemm_quantized_neon.h"
 #elif defined(__AVX512VNNI__)
 #include "gemm_quantized_vnni.h"
-#else
+#elif defined(__AVX512F__)
 #include "gemm_quantized_pairs.h"
+#else
+#include "gemm_quantized_unpacked.h"
 #endif

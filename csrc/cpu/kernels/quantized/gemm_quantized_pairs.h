@@ -1,44 +1,26 @@
-// Integer products without dot product instructions, on AVX2 and AVX-512: pairs of bytes are multiplied and added in 16
-// bits, where the pairs of int8 just fit, and those of eight int4, four int5 or two int6 together.
+// Integer products on AVX-512 without dot product instructions: pairs of bytes are multiplied and added in 16 bits, where
+// the pairs of int8 just fit, and those of eight int4, four int5 or two int6 together.
 #pragma once
 
 #include "gemm_quantized_rows.h"
-#if !defined(__AVX512F__)
-#include "gemm_quantized_row.h"
-#endif
 
 namespace qr {
 namespace {
 
-constexpr int kAtOnce = 2;  // vectors of columns: of half a panel, or one of each half
-template <class Format>  // bytes between the two
-constexpr int64_t kNextVector = W == 16 ? Format::kHalfBytes : 32;
+constexpr int kAtOnce = 2;  // vectors of columns: one of each half
 
-#if defined(__AVX512F__)
 QR_INLINE vi multiply_pairs(vi a, vi b) { return _mm512_maddubs_epi16(a, b); }
 QR_INLINE vi add_shorts(vi a, vi b) { return _mm512_add_epi16(a, b); }
 QR_INLINE vi pairs(vi sums) { return _mm512_madd_epi16(sums, _mm512_set1_epi16(1)); }
 QR_INLINE vi shifted(vi v, int bits) { return _mm512_slli_epi32(v, unsigned(bits)); }
-#else
-QR_INLINE vi multiply_pairs(vi a, vi b) { return _mm256_maddubs_epi16(a, b); }
-QR_INLINE vi add_shorts(vi a, vi b) { return _mm256_add_epi16(a, b); }
-QR_INLINE vi pairs(vi sums) { return _mm256_madd_epi16(sums, _mm256_set1_epi16(1)); }
-QR_INLINE vi shifted(vi v, int bits) { return _mm256_slli_epi32(v, bits); }
-#endif
 
 // Weights as their sizes, up to 128, and as what gives x their signs.
 struct SignedWeights {
   vi size;
-#if defined(__AVX512F__)
   __mmask64 negative;
   explicit __attribute__((always_inline)) SignedWeights(vi w)
       : size(_mm512_abs_epi8(w)), negative(_mm512_movepi8_mask(w)) {}
   __attribute__((always_inline)) vi sign(vi x) const { return _mm512_mask_sub_epi8(x, negative, none(), x); }
-#else
-  vi w;
-  explicit __attribute__((always_inline)) SignedWeights(vi w) : size(_mm256_abs_epi8(w)), w(w) {}
-  __attribute__((always_inline)) vi sign(vi x) const { return _mm256_sign_epi8(x, w); }
-#endif
 };
 
 // Fetch what comes after so many rows of 8 k of each vector.
@@ -64,7 +46,7 @@ QR_INLINE void add_products(const Format& format, vi (&acc)[R][kAtOnce], const i
     fetch_after<Format, 1>(half, begin + row);
     for (int four = 0; four < 2; ++four) {
       const SignedWeights w[kAtOnce] = {SignedWeights(format.signed_four(weight, four)),
-                                        SignedWeights(format.signed_four(weight + kNextVector<Format>, four))};
+                                        SignedWeights(format.signed_four(weight + Format::kHalfBytes, four))};
       for (int r = 0; r < R; ++r) {
         // |w| times x with the sign of w: two of 128 * 127 fit 16 bits
         const vi x = four_bytes(lines + r * kQuantizedDepth + row * 8 + four * 4);
@@ -86,7 +68,7 @@ QR_INLINE void add_codes(const Format& format, vi (&acc)[R][kAtOnce], const int8
     asm volatile("" ::: "memory");  // x is read again: kept for the next v, it would crowd out the weights
     vi w[kFours];
     for (int row = 0; row < kAdded<Format>; ++row)
-      format.codes_of_row(half + v * kNextVector<Format>, begin, row, w[2 * row], w[2 * row + 1]);
+      format.codes_of_row(half + v * Format::kHalfBytes, begin, row, w[2 * row], w[2 * row + 1]);
     for (int r = 0; r < R; ++r) {
       const int8_t* x = lines + r * kQuantizedDepth;
       for (int first = 0; first < kFours; first += kTogether) {
@@ -110,9 +92,6 @@ QR_INLINE vi products_of(vi sums, RowGroup x) {
 
 template <class Format, int R>
 void multiply_rows(const GemmArgs& g, const QuantizedRows<Format::kGroup>& x, int64_t row, int64_t panel, float* sums) {
-#if !defined(__AVX512F__)
-  if constexpr (R == 1) return multiply_row<Format>(g, x, row, panel, sums);
-#endif
   constexpr uint64_t kParts = 8 / kAdded<Format>;  // of a step of 64 k
   const Format format(g);
   const char* packed = static_cast<const char*>(g.packed) + panel * g.panel_bytes;

@@ -47,6 +47,9 @@ struct NestedBlock {
     return widened(codes + (group * Format::kKinds + kind) * kPanel + v * W);
   }
 
+  // The second float16, negated.
+  vf negative_least(int v) const { return mul(load(halves + kPanel + v * W), set1(-1.0f)); }
+
   // The second codes of two groups.
   vi least_of(int64_t pair, int v) const { return two_in_one(codes_of(2 * pair, 1, v), codes_of(2 * pair + 1, 1, v)); }
 
@@ -60,7 +63,7 @@ struct NestedBlock {
     if constexpr (Format::kKinds == 1) {
       each<R>([&](auto r) __attribute__((always_inline)) { take(r, mul(floats(sums_of(r)), scale)); });
     } else {
-      const vf least = mul(load(block.halves + kPanel + v * W), set1(-1.0f));
+      const vf least = block.negative_least(v);
       vi inputs[R];
       each<R>([&](auto r) __attribute__((always_inline)) { inputs[r] = none(); });
 #pragma GCC unroll 1
@@ -98,7 +101,7 @@ struct GroupScales<Nested<Stored, Kinds>> {
   __attribute__((always_inline)) void by_kind(const Body& body) const {
     body(Shifted<Shift::kNone>());
   }
-  __attribute__((always_inline)) NestedTotal add(Shifted<Shift::kNone>, NestedTotal total, vi sums, RowGroup,
+  __attribute__((always_inline)) NestedTotal add(Shifted<Shift::kNone>, NestedTotal total, vi sums, const RowGroup&,
                                                  int v) const {
     return {total.value, qr::add(total.block, mul(sums, codes[v]))};
   }

@@ -1,0 +1,288 @@
+// Several rows times a panel on AVX2. A group of weights (of nested ones a block) is unpacked to bytes in L1 once, and
+// rows pass over it two at a time against all 32 columns, whose sums stay in registers. Fewer columns for more rows need
+// as many loads, and more of what is done once for a row.
+//
+// Whatever loops index is indexed by constants: GCC keeps sums that a loop indexes in memory.
+#pragma once
+
+#include "gemm_quantized_row.h"
+#include "nested.h"
+
+namespace qr {
+namespace {
+
+constexpr int kTileRows = 2;  // divides the height of a block of x
+
+// Nothing is computed. What comes later stays behind what v is now: GCC moves all products before all sums, and spills
+// them.
+QR_INLINE void settle(vi& v) { asm("" : "+x"(v)); }
+QR_INLINE void keep(char* at, vi v) { _mm256_store_si256(reinterpret_cast<__m256i*>(at), v); }
+QR_INLINE vi kept(const char* at) { return _mm256_load_si256(reinterpret_cast<const __m256i*>(at)); }
+// The lower halves of numbers of 32 bits, those of `high` above those of `low`.
+QR_INLINE vi lower_halves(vi low, vi high) { return _mm256_blend_epi16(low, _mm256_slli_epi32(high, 16), 0xaa); }
+
+// Four inputs of 8 columns each: codes of fewer than 8 bits. Products with pairs of x are added in 16 bits.
+template <int Bits>
+struct UnpackedBytes {
+  static constexpr int kFit = 1 << (7 - Bits);  // 2 * 127 times the largest code: so many fit
+  vi w;
+  explicit __attribute__((always_inline)) UnpackedBytes(vi bytes) : w(bytes) {}
+  __attribute__((always_inline)) vi times(vi x) const { return _mm256_maddubs_epi16(w, x); }
+};
+// Signed bytes: their sizes, up to 128, times x with their signs, of which two of 128 * 127 fit.
+template <>
+struct UnpackedBytes<8> {
+  static constexpr int kFit = 1;
+  vi w, size;
+  explicit __attribute__((always_inline)) UnpackedBytes(vi bytes) : w(bytes), size(_mm256_abs_epi8(bytes)) {}
+  __attribute__((always_inline)) vi times(vi x) const { return _mm256_maddubs_epi16(size, _mm256_sign_epi8(x, w)); }
+};
+
+// How a format is unpacked: kInputs at a time, as [steps of 64][halves of 16 columns][fours of inputs][16][4]. Panels of 8
+// bits lie so already.
+template <class Format>
+struct Unpacking {
+  static constexpr bool kIsPacked = Format::kHalfBytes < 1024;
+  static constexpr int kInputs = Format::kRounded;
+  static constexpr int kInStep = Format::kGroup < 64 ? Format::kGroup : 64;  // inputs of a group in one step
+  static constexpr int kParts = kInputs / kInStep, kPartsOfStep = 64 / kInStep;
+  static constexpr int kFours = kInStep / 4;
+  static constexpr int64_t kFourBytes = 64, kStepBytes = 2048;
+  static constexpr int64_t kHalf = kIsPacked && kInputs < 64 ? kInputs * 16 : kStepBytes / 2;
+  static constexpr int kRows = Format::kGroup < 32 ? Format::kGroup / 8 : 4;  // of 8 k, that are unpacked side by side
+  static constexpr int64_t kPackedBytes = kInputs * Format::kHalfBytes / 32;
+
+  QR_INLINE int64_t step_of(int64_t input) { return int64_t(uint64_t(input) / 64); }
+  QR_INLINE int64_t in_step(int64_t input) { return int64_t(uint64_t(input) % 64); }
+
+  // kRows rows of 8 k of a half, the first of them `first`.
+  QR_INLINE void unpack_rows(const Format& format, char* out, const char* half, int64_t first) {
+    each<kRows>([&](auto row) __attribute__((always_inline)) {
+      each<2>([&](auto v) __attribute__((always_inline)) {
+        vi low, high;
+        if constexpr (Format::kBits == 8) {
+          const char* line = half + (first + row) * (Format::kHalfBytes / 8) + v * 32;
+          low = format.signed_four(line, 0);
+          high = format.signed_four(line, 1);
+        } else {
+          format.codes_of_row(half + v * 32, first, row, low, high);
+        }
+        keep(out + row * 2 * kFourBytes + v * 32, low);
+        keep(out + (row * 2 + 1) * kFourBytes + v * 32, high);
+      });
+    });
+  }
+
+  // Where inputs [begin, begin + count) of a panel lie unpacked; in `bytes`, if it must be written.
+  QR_INLINE const char* unpack(const Format& format, char* bytes, const char* packed, int64_t begin, int64_t count) {
+    if constexpr (!kIsPacked) return packed + step_of(begin) * kStepBytes + in_step(begin) * 16;
+    for (int64_t i = 0; i < count; i += kRows * 8) {
+      const char* step = packed + step_of(begin + i) * (2 * Format::kHalfBytes);
+      char* out = bytes + step_of(i) * kStepBytes + in_step(i) * 16;
+      each<2>([&](auto half) __attribute__((always_inline)) {
+        unpack_rows(format, out + half * kHalf, step + half * Format::kHalfBytes, in_step(begin + i) / 8);
+      });
+    }
+    return bytes;
+  }
+};
+
+// What is fetched while a part of a group is multiplied: so many lines of what follows.
+struct Ahead {
+  const char* at;
+  int64_t lines;
+
+  __attribute__((always_inline)) void fetch(int64_t part) const {
+    for (const char *line = at + part * lines * 64, *end = line + lines * 64; line < end; line += 64) prefetch(line);
+  }
+};
+
+template <class Format>
+class UnpackedPanel {
+  using Layout = Unpacking<Format>;
+  using Weights = UnpackedBytes<Format::kBits>;
+  static constexpr bool kIsSigned = Format::kBits == 8;
+  static constexpr int kTogether = Weights::kFit < Layout::kFours ? Weights::kFit : Layout::kFours;  // fours, in 16 bits
+  static constexpr int kGroups = Format::kNested ? Layout::kParts : 1;
+  static constexpr int kBiasBits = Format::kBias == 128 ? 7 : Format::kBias == 32 ? 5 : Format::kBias == 16 ? 4 : 3;
+  static_assert(kIsSigned || Format::kBias == 0 || Format::kBias == 1 << kBiasBits, "biases are shifts");
+
+  const GemmArgs& g;
+  const Format format;
+  const QuantizedRows<Format::kGroup> x;
+  const int64_t panel, groups;
+  const char* packed;
+  alignas(64) char bytes[Layout::kIsPacked ? Layout::kInputs * kPanel : 1];
+  alignas(64) char codes[kGroups * kVectors * 32];  // of nested groups, each twice in 16 bits
+  alignas(64) char pairs[kGroups * kVectors * 32];  // what sums of inputs are multiplied with, of two groups side by side
+
+ public:
+  UnpackedPanel(const GemmArgs& g, const QuantizedRows<Format::kGroup>& x, int64_t panel)
+      : g(g), format(g), x(x), panel(panel), groups(x.groups),
+        packed(static_cast<const char*>(g.packed) + panel * g.panel_bytes) {}
+
+  void multiply(int64_t row_begin, int64_t row_end, float* sums) {
+    for (int64_t i = 0; i < (row_end - row_begin) * kPanel; i += W) store(sums + i, zero());
+    const int64_t end = x.steps * kQuantizedDepth;
+    for (int64_t begin = 0, group = 0; group < groups; begin += Layout::kInputs, group += kGroups) {
+      const int64_t count = begin + Layout::kInputs < end ? Layout::kInputs : end - begin;
+      const char* weights = Layout::unpack(format, bytes, packed, begin, count);
+      if constexpr (Format::kNested) {
+        unpack_codes(group / kGroups);
+        each_tile(row_begin, row_end, begin, sums, [&](auto rows, auto... of_tile) __attribute__((always_inline)) {
+          add_block<rows>(weights, group, of_tile...);
+        });
+      } else {
+        const auto scales = GroupScales<Format>::of(g, panel, groups, group);
+        scales.by_kind([&](auto kind) __attribute__((always_inline)) {
+          each_tile(row_begin, row_end, begin, sums, [&](auto rows, auto... of_tile) __attribute__((always_inline)) {
+            add_group<rows>(kind, scales, weights, count, group, of_tile...);
+          });
+        });
+      }
+    }
+  }
+
+ private:
+  // Call body(how many rows, the first, their x from the input `begin` on, what to fetch, their sums). The first two
+  // tiles fetch what is unpacked next; a single one does it alone.
+  template <class Body>
+  __attribute__((always_inline)) void each_tile(int64_t row_begin, int64_t row_end, int64_t begin, float* sums,
+                                                const Body& body) const {
+    constexpr int64_t kLines = Layout::kPackedBytes / Layout::kParts / 64;
+    constexpr int64_t kDistance = Layout::kInputs < 64 ? 2 * Format::kHalfBytes : Layout::kPackedBytes;
+    const int64_t step = Layout::step_of(begin), within = Layout::in_step(begin);
+    Ahead ahead{packed + begin / Layout::kInputs * Layout::kPackedBytes + kDistance,
+                row_end - row_begin < 2 * kTileRows ? kLines : kLines / 2};
+    const char* last = ahead.at + Layout::kPackedBytes;
+    int64_t row = row_begin;
+    for (; row + kTileRows <= row_end; row += kTileRows, sums += kTileRows * kPanel) {
+      body(std::integral_constant<int, kTileRows>(), row, x.line(row, step) + within, ahead, sums);
+      ahead.at += ahead.lines * Layout::kParts * 64;
+      if (ahead.at >= last) ahead.lines = 0;
+    }
+    if (row < row_end) body(std::integral_constant<int, 1>(), row, x.line(row, step) + within, ahead, sums);
+  }
+
+  void unpack_codes(int64_t index) {
+    const NestedBlock<Format> block(g, panel, groups, index);
+    for (int i = 0; i < kGroups; ++i)
+      for (int v = 0; v < kVectors; ++v) {
+        const vi code = block.codes_of(i, 0, v);
+        keep(codes + (i * kVectors + v) * 32, lower_halves(code, code));
+      }
+    for (int i = 0; i < kGroups / 2; ++i)
+      for (int v = 0; v < kVectors; ++v)
+        keep(pairs + (i * kVectors + v) * 32,
+             Format::kKinds == 2 ? block.least_of(i, v)
+                                 : lower_halves(block.codes_of(2 * i, 0, v), block.codes_of(2 * i + 1, 0, v)));
+  }
+
+  // acc += what a group has in one step, times unit(v). weights: its first four inputs; lines: of x.
+  template <int R, class Unit>
+  __attribute__((always_inline)) void add_products(vi (&acc)[R][kVectors], const char* weights, const int8_t* lines,
+                                                   const Unit& unit) const {
+    each<Layout::kFours / kTogether>([&](auto part) __attribute__((always_inline)) {
+      vi sums[R][kVectors];
+      each<kTogether>([&](auto i) __attribute__((always_inline)) {
+        constexpr int kFour = part * kTogether + i;
+        vi four[R];
+        each<R>([&](auto r) __attribute__((always_inline)) {
+          four[r] = four_bytes(lines + r * kQuantizedDepth + kFour * 4);
+        });
+        each<kVectors>([&](auto v) __attribute__((always_inline)) {
+          const Weights w(kept(weights + v / 2 * Layout::kHalf + kFour * Layout::kFourBytes + v % 2 * 32));
+          each<R>([&](auto r) __attribute__((always_inline)) {
+            const vi products = w.times(four[r]);
+            sums[r][v] = i == 0 ? products : _mm256_add_epi16(sums[r][v], products);
+            if constexpr (kTogether > 2) settle(sums[r][v]);
+            if constexpr (i == kTogether - 1) {
+              acc[r][v] = add(acc[r][v], _mm256_madd_epi16(sums[r][v], unit(v)));
+              settle(acc[r][v]);
+            }
+          });
+        });
+      });
+    });
+  }
+
+  // The products of R rows and a group are added to `total`.
+  template <int R, class Kind>
+  __attribute__((always_inline)) void add_group(Kind kind, const GroupScales<Format>& scales, const char* weights,
+                                                int64_t count, int64_t group, int64_t row, const int8_t* lines,
+                                                const Ahead& ahead, float* total) const {
+    const vi unit = _mm256_set1_epi16(1 << Format::kCodeShift);
+    vi acc[R][kVectors];
+    each<R * kVectors>([&](auto i) __attribute__((always_inline)) { acc[i / kVectors][i % kVectors] = none(); });
+    for (int64_t step = 0; step < (Format::kGroup <= 64 ? 1 : count / 64); ++step) {
+      ahead.fetch(step);
+      add_products<R>(acc, weights + step * Layout::kStepBytes, lines + step * x.step_bytes(),
+                      [&](int) __attribute__((always_inline)) { return unit; });
+    }
+    each<R>([&](auto r) __attribute__((always_inline)) {
+      const RowGroup& of = x.row_groups[(row + r) * groups + group];
+      const vi bias = _mm256_slli_epi32(same(of.sum), kBiasBits);
+      each<kVectors>([&](auto v) __attribute__((always_inline)) {
+        float* at = total + r * kPanel + v * W;
+        store(at, scales.add(kind, load(at), kIsSigned ? acc[r][v] : sub(acc[r][v], bias), of, v));
+      });
+    });
+  }
+
+  // What is subtracted from the sums of a block, before they are scaled or beside it: sums of inputs times `pairs`.
+  template <int R>
+  __attribute__((always_inline)) void add_inputs(vi (&acc)[R][kVectors], const RowGroup* of) const {
+#pragma GCC unroll 1
+    for (int pair = 0; pair < kGroups / 2; ++pair)
+      each<R>([&](auto r) __attribute__((always_inline)) {
+        const RowGroup* two = of + r * groups + 2 * pair;
+        const int32_t both = Format::kKinds == 2 ? two[0].sum : joined(two[0].sum, two[1].sum);
+        each<kVectors>([&](auto v) __attribute__((always_inline)) {
+          acc[r][v] = add_pairs(acc[r][v], same(both), kept(pairs + (pair * kVectors + v) * 32));
+        });
+      });
+  }
+
+  // The same as add_group, of a block of nested groups.
+  template <int R>
+  __attribute__((always_inline)) void add_block(const char* weights, int64_t group, int64_t row, const int8_t* lines,
+                                                const Ahead& ahead, float* total) const {
+    const RowGroup* of = x.row_groups + row * groups + group;
+    vi acc[R][kVectors], inputs[R][kVectors];
+    each<R * kVectors>([&](auto i) __attribute__((always_inline)) {
+      acc[i / kVectors][i % kVectors] = none();
+      inputs[i / kVectors][i % kVectors] = none();
+    });
+#pragma GCC unroll 1
+    for (int64_t part = 0; part < kGroups; ++part) {
+      const int64_t step = part / Layout::kPartsOfStep, in_step = part % Layout::kPartsOfStep;
+      ahead.fetch(part);
+      add_products<R>(acc, weights + step * Layout::kStepBytes + in_step * (Layout::kFours * Layout::kFourBytes),
+                      lines + step * x.step_bytes() + in_step * Layout::kInStep,
+                      [&](int v) __attribute__((always_inline)) { return kept(codes + (part * kVectors + v) * 32); });
+    }
+    if constexpr (!kIsSigned) add_inputs<R>(inputs, of);
+    const NestedBlock<Format> block(g, panel, groups, group / kGroups);
+    each<R * kVectors>([&](auto i) __attribute__((always_inline)) {
+      constexpr int r = i / kVectors, v = i % kVectors;
+      if constexpr (Format::kKinds == 1 && !kIsSigned)
+        acc[r][v] = sub(acc[r][v], _mm256_slli_epi32(inputs[r][v], kBiasBits));
+      vf value = mul(floats(acc[r][v]), load(block.halves + v * W));
+      if constexpr (Format::kKinds == 2) value = fma(floats(inputs[r][v]), block.negative_least(v), value);
+      float* at = total + r * kPanel + v * W;
+      store(at, fma(value, set1(of[r * groups].scale), load(at)));
+    });
+  }
+};
+
+template <class Format>
+void multiply_panel(const GemmArgs& g, const QuantizedRows<Format::kGroup>& x, int64_t row_begin, int64_t row_end,
+                    int64_t panel, float* sums) {
+  if (Unpacking<Format>::kIsPacked && row_end - row_begin == 1)  // reading on beats unpacking for a row
+    multiply_row<Format>(g, x, row_begin, panel, sums);
+  else
+    UnpackedPanel<Format>(g, x, panel).multiply(row_begin, row_end, sums);
+}
+
+}  // namespace
+}  // namespace qr
