@@ -119,7 +119,7 @@ def _recurrence_bytes(mixer: RecurrentSpec, num_tokens: int, num_seqs: int) -> i
 
 SELECTION_BYTES = 8 << 20
 """What the scores, or the gathered pages, of the tokens of a wave take, unless one token's take more (`kWaveBytes` in
-csrc/cpu/selection.cpp)."""
+csrc/cpu/steps.h)."""
 
 
 def selection_bytes(arch: ModelArch, num_tokens: int, max_model_len: int, block_bytes: int, block_size: int) -> int:
