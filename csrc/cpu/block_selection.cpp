@@ -7,8 +7,8 @@ using namespace qr;
 
 namespace {
 
-// Tokens of a sequence that one piece scores: their queries stay in the caches beside the keys of a block.
-constexpr int64_t kPieceTokens = 16;
+// Tokens of a sequence that one piece scores: their queries stay in L2.
+constexpr int64_t kPieceTokens = 64;
 
 }  // namespace
 

@@ -6,6 +6,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 
 #include "quire_cpu.h"
 
@@ -145,15 +146,34 @@ struct CacheLayout {
   int64_t block;  // elements between two blocks: those of the pages, or more where layers of others lie between them
 };
 
+// Always inline: what an instruction set's unit makes of it must not become the symbol that others call.
+#define QR_INLINE_MEMBER inline __attribute__((always_inline))
+
 // How a cache of rows is laid out (qr_store_rows); in elements.
 struct RowLayout {
   int64_t num_blocks, of_block, width, block;
 
   // From the first half of a row to the second.
-  int64_t half() const { return num_blocks * block; }
+  QR_INLINE_MEMBER int64_t half() const { return num_blocks * block; }
   // Row `index` of a sequence that has these blocks.
-  int64_t row(const int32_t* blocks, int64_t index) const {
+  QR_INLINE_MEMBER int64_t row(const int32_t* blocks, int64_t index) const {
     return blocks[index / of_block] * block + index % of_block * width;
+  }
+  // Elements [first, first + count), of `size` bytes each, of the row that begins at `row`.
+  QR_INLINE_MEMBER void copy(void* out, const void* row, int64_t first, int64_t count, int64_t size) const {
+    const int64_t left = width - first, in_first = left < 0 ? 0 : left < count ? left : count;
+    const char* from = static_cast<const char*>(row) + first * size;
+    copy_bytes(static_cast<char*>(out), from, in_first * size);
+    copy_bytes(static_cast<char*>(out) + in_first * size, from + (half() + in_first - width) * size,
+               (count - in_first) * size);
+  }
+
+ private:
+  // Halves of rows are short: a call for each takes three times as long.
+  static QR_INLINE_MEMBER void copy_bytes(char* out, const char* in, int64_t count) {
+    int64_t i = 0;
+    for (; i + 32 <= count; i += 32) std::memcpy(out + i, in + i, 32);
+    if (i < count) std::memcpy(out + i, in + i, size_t(count - i));
   }
 };
 

@@ -1,8 +1,6 @@
 // Caches of rows, as qr_store_rows writes them, and where those of the sequences of a step are.
 #pragma once
 
-#include <cstring>
-
 #include "arguments.h"
 #include "steps.h"
 
@@ -24,11 +22,7 @@ struct Rows {
   }
   // Features [first, first + count) of row `index` of a sequence.
   void read(char* out, int64_t sequence, int64_t index, int64_t first, int64_t count) const {
-    const char* row = data + layout.row(steps.blocks(sequence), index) * size();
-    const int64_t width = layout.width, in_first = std::clamp(width - first, int64_t(0), count);
-    std::memcpy(out, row + first * size(), size_t(in_first * size()));
-    std::memcpy(out + in_first * size(), row + (layout.half() + first + in_first - width) * size(),
-                size_t((count - in_first) * size()));
+    layout.copy(out, data + layout.row(steps.blocks(sequence), index) * size(), first, count, size());
   }
 };
 

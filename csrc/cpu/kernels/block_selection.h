@@ -1,105 +1,112 @@
 // An indexer's scores of blocks of tokens: the largest product of a query with a key of a block, in float32 whatever the
-// dtypes. Keys are read where they are, as rows in two halves.
+// dtypes.
 //
-// A product is summed in lanes over the features, then over the lanes: its bits depend on nothing but query and key.
+// Sixteen keys at a time, which are rows, are laid out as slots of a page, and meet the queries of all tokens that see
+// them: a product's bits depend on nothing but query and key.
 #pragma once
 
 #include "attention/attention_float.h"
+#include "slots.h"
 
 namespace qr {
 namespace {
 
-// Rows of queries, and keys, whose products are summed at once.
-constexpr int kScoredRows = 4, kScoredKeys = 2;
-
-// Adds what a half of the features gives to the products of R queries, `wide` apart, with K keys.
-template <int R, int K, class T>
-QR_INLINE void add_products(vf (&total)[R][K], const float* query, int64_t wide, const T* const* keys, int64_t offset,
-                            int64_t count) {
-  each_vector(count, [&](int64_t i, int n) __attribute__((always_inline)) {
-    vf key[K];
-    for (int k = 0; k < K; ++k) key[k] = load_some(keys[k] + offset + i, n);
-    for (int r = 0; r < R; ++r) {
-      const vf part = load(query + r * wide + i);
-      for (int k = 0; k < K; ++k) total[r][k] = fma(part, key[k], total[r][k]);
-    }
-  });
+// The largest of some of the products of sixteen keys; NaN is none.
+QR_INLINE float largest_product(const float* products, int64_t begin, int64_t end) {
+  float top = -__builtin_inff();
+  if (end - begin == kGroup) {
+    vf tops = set1(top);
+    for (int64_t i = 0; i < kGroup; i += W) tops = max(load(products + i), tops);
+    return largest(tops);
+  }
+  for (int64_t i = begin; i < end; ++i) top = products[i] > top ? products[i] : top;
+  return top;
 }
 
-// Queries as floats, each half of each with zeros behind it.
-struct WideQueries {
-  int64_t first, second, wide_first, wide;  // features of the halves, as they are and in whole vectors
+// Keys of a sequence as groups of slots, one at a time.
+template <class T>
+struct KeyGroup {
+  const BlockScoreArgs& args;
+  const int32_t* pages;
+  int64_t padded;  // features, a multiple of two
+  T *rows, *group;
 
-  WideQueries(int64_t size, int64_t width)
-      : first(size < width ? size : width), second(size - first), wide_first(round_up(first, W)),
-        wide(wide_first + round_up(second, W)) {}
-
-  void take(float* out, const BlockScoreArgs& args, int64_t row, int64_t count) const {
-    for (int64_t end = row + count; row < end; ++row, out += wide) {
-      std::memset(out, 0, size_t(wide) * 4);
-      const int64_t at = row * args.size;
-      each_vector(first, [&](int64_t i, int n) __attribute__((always_inline)) {
-        store_some(out + i, load_as(args.query, args.dtype, at + i, n), n);
-      });
-      each_vector(second, [&](int64_t i, int n) __attribute__((always_inline)) {
-        store_some(out + wide_first + i, load_as(args.query, args.dtype, at + first + i, n), n);
-      });
+  // Of `count` positions from `first` on. What was in the other slots stays.
+  void take(int64_t first, int64_t count) const {
+    for (int64_t i = 0; i < count; ++i) {
+      const T* row = static_cast<const T*>(args.keys) + args.layout.row(pages, first + i);
+      args.layout.copy(rows + i * padded, row, 0, args.size, sizeof(T));
     }
+    write_keys(group, padded, 0, rows, kGroup);
   }
 };
 
-template <int R, int K, class T>
-QR_INLINE void raise(float* best, const WideQueries& queries, const float* query, const T* const* keys, int64_t half) {
-  vf total[R][K];
-  for (int r = 0; r < R; ++r)
-    for (int k = 0; k < K; ++k) total[r][k] = zero();
-  add_products<R, K>(total, query, queries.wide, keys, 0, queries.first);
-  add_products<R, K>(total, query + queries.wide_first, queries.wide, keys, half, queries.second);
-  for (int r = 0; r < R; ++r)
-    for (int k = 0; k < K; ++k) {
-      const float product = sum(total[r][k]);
-      best[r] = product > best[r] ? product : best[r];
-    }
-}
+// Rows of queries, those of a token one behind the other, as floats.
+struct WideQueries {
+  const BlockScoreArgs& args;
+  const BlockScorePiece& piece;
+  int64_t padded;
+  float* rows;
 
-// The largest products of R queries with `count` keys; NaN is none.
-template <int R, class T>
-void largest_products(float* out, int64_t stride, const WideQueries& queries, const float* query, const T* const* keys,
-                      int64_t count, int64_t half) {
-  float best[R];
-  for (float& each : best) each = -__builtin_inff();
-  int64_t k = 0;
-  for (; k + kScoredKeys <= count; k += kScoredKeys)
-    raise<R, kScoredKeys>(best, queries, query, keys + k, half);
-  for (; k < count; ++k) raise<R, 1>(best, queries, query, keys + k, half);
-  for (int r = 0; r < R; ++r) out[r * stride] = best[r];
-}
+  int64_t count() const { return piece.tokens * args.heads; }
+  void take() const {
+    for (int64_t row = 0; row < count(); ++row) {
+      const int64_t from = (piece.first_token * args.heads + row) * args.size;
+      each_vector(args.size, [&](int64_t i, int n) __attribute__((always_inline)) {
+        store_some(rows + row * padded + i, load_as(args.query, args.dtype, from + i, n), n);
+      });
+    }
+  }
+  // Scores of the blocks that a token has in positions [first, end) become no less than its products with them.
+  void raise(float* scores, const float* products, int64_t first, int64_t end, int64_t block) const {
+    for (int64_t from = first, to; from < end; from = to, ++block) {
+      to = (block + 1) * args.run < end ? (block + 1) * args.run : end;
+      const float top = largest_product(products, from - first, to - first);
+      scores[block] = top > scores[block] ? top : scores[block];
+    }
+  }
+  // With the keys of positions [first, end).
+  template <class T>
+  void meet(const T* group, int64_t first, int64_t end) const {
+    const int64_t block = first / args.run, blind = first > piece.first_position ? first - piece.first_position : 0;
+    int64_t head = 0, sees = piece.first_position + blind + 1;  // of the next row
+    each_row_block<FloatMath<T>::kKeyRows>(count() - blind * args.heads, [&](auto together, int64_t at) {
+      alignas(64) float products[together.value * kGroup];
+      const int64_t row = blind * args.heads + at;
+      FloatMath<T>::template score_rows<together.value>(rows + row * padded, padded, padded, group, products, kGroup);
+      for (int64_t r = 0; r < together.value; ++r) {
+        raise(piece.scores + (row + r) * piece.stride, products + r * kGroup, first, end < sees ? end : sees, block);
+        if (++head < args.heads) continue;
+        head = 0;
+        ++sees;
+      }
+    });
+  }
+};
 
 template <class T>
 void block_scores_of(const BlockScoreArgs& args, const BlockScorePiece& piece) {
-  const RowLayout& layout = args.layout;
-  const WideQueries queries(args.size, layout.width);
-  const int64_t run = args.run, rows = piece.tokens * args.heads;
-  const int64_t longest = piece.first_position + piece.tokens;  // tokens that the last one sees
-  const int64_t most = run < longest ? run : longest;
-  char* memory = static_cast<char*>(scratch(0, round_up(rows * queries.wide * 4, 64) + most * int64_t(sizeof(T*))));
+  const int64_t padded = round_up(args.size, 2), num_rows = piece.tokens * args.heads;
+  const int64_t query_bytes = round_up(num_rows * padded * 4, 64);
+  const int64_t group_bytes = round_up(kGroup * padded * int64_t(sizeof(T)), 64);
+  char* memory = static_cast<char*>(scratch(0, query_bytes + 2 * group_bytes));
   if (memory == nullptr) return;
-  auto* query = reinterpret_cast<float*>(memory);
-  auto* keys = reinterpret_cast<const T**>(memory + round_up(rows * queries.wide * 4, 64));
-  queries.take(query, args, piece.first_token * args.heads, rows);
-  for (int64_t block = piece.begin; block < piece.end; ++block) {
-    const int64_t begin = block * run, count = longest - begin < run ? longest - begin : run;
-    for (int64_t i = 0; i < count; ++i)
-      keys[i] = static_cast<const T*>(args.keys) + layout.row(piece.pages, begin + i);
-    for (int64_t token = 0; token < piece.tokens; ++token) {
-      const int64_t seen = piece.first_position + token + 1 - begin;
-      if (seen <= 0) continue;
-      each_row_block<kScoredRows>(args.heads, [&](auto size, int64_t head) __attribute__((always_inline)) {
-        const int64_t row = token * args.heads + head;
-        largest_products<size.value>(piece.scores + row * piece.stride + block, piece.stride, queries,
-                                     query + row * queries.wide, keys, seen < count ? seen : count, layout.half());
-      });
-    }
+  std::memset(memory, 0, size_t(query_bytes + 2 * group_bytes));
+  auto* rows = reinterpret_cast<T*>(memory + query_bytes);
+  auto* group = reinterpret_cast<T*>(memory + query_bytes + group_bytes);
+  const KeyGroup<T> keys{args, piece.pages, padded, rows, group};
+  const WideQueries queries{args, piece, padded, reinterpret_cast<float*>(memory)};
+  queries.take();
+  for (int64_t row = 0; row < num_rows; ++row)
+    for (int64_t block = piece.begin; block < piece.end; ++block)
+      piece.scores[row * piece.stride + block] = -__builtin_inff();
+  // Positions that the last token sees, and that are this piece's.
+  const int64_t longest = piece.first_position + piece.tokens;
+  const int64_t last = piece.end * args.run < longest ? piece.end * args.run : longest;
+  for (int64_t first = piece.begin * args.run; first < last; first += kGroup) {
+    const int64_t end = first + kGroup < last ? first + kGroup : last;
+    keys.take(first, end - first);
+    queries.meet(group, first, end);
   }
 }
 
