@@ -5,8 +5,7 @@
 #include <atomic>
 #include <cstring>
 
-#include "arguments.h"
-#include "steps.h"
+#include "rows.h"
 
 using namespace qr;
 
@@ -16,66 +15,6 @@ namespace {
 constexpr int64_t kOwnSlots = 128;
 // Features that one piece rotates, at least.
 constexpr int64_t kRotated = 4096;
-
-// A cache of rows, and where those of the step's sequences are.
-struct Rows {
-  const char* data;
-  int32_t dtype;
-  int64_t num_blocks, of_block, width, block;
-  Steps steps;
-  int64_t rate;  // tokens of a row
-
-  int64_t size() const { return bytes_of(dtype); }
-  bool are_valid() const {
-    return is_dtype(dtype) && data != nullptr && width > 0 && of_block > 0 && steps.block_tables != nullptr &&
-           of_block * rate == steps.block_size && are_blocks(num_blocks, 1, of_block * width, block) &&
-           are_sizes(steps.sequences, steps.table_stride) && steps.are_valid();
-  }
-  // Features [first, first + count) of row `index` of a sequence.
-  void read(char* out, int64_t sequence, int64_t index, int64_t first, int64_t count) const {
-    const int64_t position = index * rate, slot = position % steps.block_size / rate;
-    const char* row = data + (steps.blocks(sequence)[position / steps.block_size] * block + slot * width) * size();
-    const int64_t in_first = std::clamp(width - first, int64_t(0), count), half = num_blocks * block;
-    std::memcpy(out, row + first * size(), size_t(in_first * size()));
-    std::memcpy(out + in_first * size(), row + (half + first + in_first - width) * size(),
-                size_t((count - in_first) * size()));
-  }
-};
-
-// Rows as the slots of a page (kernels/cache.h), up to kOwnSlots of them, which lie one behind the other in `rows`.
-struct PageOfRows {
-  CacheLayout layout;
-  int64_t size;  // bytes of an element
-
-  template <class Unit>
-  void put_keys(char* page, const char* rows, int64_t count) const {
-    const int64_t units = layout.head_size * size / int64_t(sizeof(Unit));
-    const auto* in = reinterpret_cast<const Unit*>(rows);
-    for (int64_t first = 0; first < count; first += 16) {
-      auto* out = reinterpret_cast<Unit*>(page) + first * units;
-      const int64_t end = std::min(count - first, int64_t(16));
-      for (int64_t unit = 0; unit < units; ++unit)
-        for (int64_t i = 0; i < end; ++i) out[unit * 16 + i] = in[(first + i) * units + unit];
-    }
-  }
-  void keys(char* page, const char* rows, int64_t count) const {
-    layout.dtype == QR_FLOAT16 ? put_keys<uint16_t>(page, rows, count) : put_keys<uint32_t>(page, rows, count);
-  }
-
-  void values(char* page, const char* rows, int64_t count) const {
-    const int64_t features = layout.head_size;
-    if (layout.dtype != QR_BFLOAT16) {
-      std::memcpy(page, rows, size_t(count * features * size));
-      return;
-    }
-    for (int64_t slot = 0; slot < count; slot += 2) {
-      const auto* low = reinterpret_cast<const uint16_t*>(rows) + slot * features;
-      const uint16_t* high = slot + 1 < count ? low + features : low;
-      auto* out = reinterpret_cast<uint32_t*>(page) + slot / 2 * features;
-      for (int64_t d = 0; d < features; ++d) out[d] = low[d] | uint32_t(high[d]) << 16;
-    }
-  }
-};
 
 // What a token attends to: positions from `first_position` on, then entries.
 struct Seen {
@@ -126,18 +65,18 @@ struct Keys {
 
   int64_t padded() const { return round_up(size, 4); }
   // Of entries [first, first + count) of a sequence, in pages without values.
-  void gather(char* pages, const PageOfRows& page, int64_t sequence, int64_t first, int64_t count,
+  void gather(char* pages, int64_t page_bytes, int64_t sequence, int64_t first, int64_t count,
               std::atomic<int32_t>& status) const {
-    const int64_t bytes = padded() * page.size, page_bytes = page.layout.page * page.size;
+    const int64_t bytes = padded() * rows.size(), own_bytes = size * rows.size();
     parallel_for(divide_up(count, kOwnSlots), [&](int64_t index) {
       auto* own = static_cast<char*>(scratch(2, kOwnSlots * bytes));
       if (own == nullptr) return status.store(QR_ENOMEM);
       const int64_t begin = index * kOwnSlots, keys = std::min(kOwnSlots, count - begin);
       for (int64_t i = 0; i < keys; ++i) {
         rows.read(own + i * bytes, sequence, first + begin + i, row_size - size, size);
-        std::memset(own + i * bytes + size * page.size, 0, size_t((padded() - size) * page.size));
+        std::memset(own + i * bytes + own_bytes, 0, size_t(bytes - own_bytes));
       }
-      page.keys(pages + index * page_bytes, own, keys);
+      kernels()->write_slots(pages + index * page_bytes, nullptr, rows.dtype, padded(), own, keys);
     });
   }
   // Rows of queries; null without memory.
@@ -210,25 +149,20 @@ int32_t qr_select_entries(int32_t* selected, int64_t num_selected, const void* q
   if (sequences == 0) return QR_OK;
   if (!are_there(selected, query, weights, query_start, seq_lens)) return QR_EINVAL;
   const Steps steps{query_start, seq_lens, sequences, block_tables, table_stride, block_size, num_blocks};
-  const Rows rows{static_cast<const char*>(entries), entries_dtype, num_blocks, rows_of_block, width, block, steps, rate};
+  const RowLayout lie{num_blocks, rows_of_block, width, block};
+  const Rows rows{static_cast<const char*>(entries), entries_dtype, lie, steps, rate};
   if (!rows.are_valid() || !are_sizes(steps.tokens(), heads, size) || !are_sizes(steps.tokens(), num_selected))
     return QR_EINVAL;
   const int64_t most = (num_selected + 1) * rate - 1;  // positions before it see no more entries than that
-  int64_t longest = 0;
-  for (int64_t r = 0; r < sequences; ++r) {
-    longest = std::max(longest, int64_t(seq_lens[r]) / rate);
-    for (int64_t i = 0; i < steps.count_whole(r, most); ++i) {
-      int32_t* row = selected + (query_start[r] + i) * num_selected;
-      const int64_t count = (steps.first_position(r) + i + 1) / rate;
-      for (int64_t entry = 0; entry < num_selected; ++entry) row[entry] = entry < count ? int32_t(entry) : -1;
-    }
-  }
+  each_whole(steps, most, [&](const Token& token) {
+    choose_all(selected + token.index * num_selected, num_selected, (token.position + 1) / rate);
+  });
   const Keys all{rows, row_size, size};
   const int64_t page = qr_cache_page(entries_dtype, kOwnSlots, all.padded());
   if (page < 0) return QR_EINVAL;
   const void* queries = all.queries(query, steps.tokens() * heads, bytes_of(dtype));
   if (queries == nullptr) return QR_ENOMEM;
-  const int64_t page_bytes = page * bytes_of(entries_dtype), row = round_up(longest, kOwnSlots);
+  const int64_t page_bytes = page * bytes_of(entries_dtype), row = round_up(steps.longest() / rate, kOwnSlots);
   const int64_t pages = std::clamp(kWaveBytes / page_bytes, int64_t(1), std::max(int64_t(1), row / kOwnSlots));
   const int64_t some = kWaveBytes / std::max(int64_t(1), row * 4);
   const int64_t together = std::clamp(some, int64_t(1), std::max(int64_t(1), steps.tokens()));
@@ -241,22 +175,22 @@ int32_t qr_select_entries(int32_t* selected, int64_t num_selected, const void* q
     for (int64_t i = 0; i < pages; ++i) table[i] = int32_t(i);
     const CacheLayout layout{entries_dtype, pages, 1, kOwnSlots, all.padded(), page, page};
     const IndexArgs args{queries, dtype, weights, keys, layout, heads, all.padded()};
-    for (int64_t begin = 0, end; begin < count; begin = end) {
-      for (end = begin + 1; end < count && tokens[end].sequence == tokens[begin].sequence;) ++end;
-      const int64_t seen = (tokens[end - 1].position + 1) / rate;
+    each_sequence(tokens, count, [&](const Token* own, int64_t own_count) {
+      float* own_scores = scores + (own - tokens) * row;
+      const int64_t seen = (own[own_count - 1].position + 1) / rate;
       for (int64_t first = 0; first < seen; first += pages * kOwnSlots) {
-        const int64_t own = std::min(pages * kOwnSlots, seen - first);
-        all.gather(keys, PageOfRows{layout, bytes_of(entries_dtype)}, tokens[begin].sequence, first, own, status);
-        const int64_t own_pages = divide_up(own, kOwnSlots), each = kPiecePositions / kOwnSlots;
+        const int64_t taken = std::min(pages * kOwnSlots, seen - first);
+        all.gather(keys, page_bytes, own->sequence, first, taken, status);
+        const int64_t own_pages = divide_up(taken, kOwnSlots), each = kPiecePositions / kOwnSlots;
         const int64_t ranges = divide_up(own_pages, each);
-        parallel_for((end - begin) * ranges, [&](int64_t piece) {
-          const int64_t token = begin + piece / ranges, from = piece % ranges * each;
+        parallel_for(own_count * ranges, [&](int64_t piece) {
+          const int64_t token = piece / ranges, from = piece % ranges * each;
           kernels()->index_scores[entries_dtype](
-              args, IndexPiece{tokens[token].index, table, from, std::min(from + each, own_pages),
-                               scores + token * row + first});
+              args, IndexPiece{own[token].index, table, from, std::min(from + each, own_pages),
+                               own_scores + token * row + first});
         });
       }
-    }
+    });
     parallel_for(count, [&](int64_t i) {
       auto* sorted = static_cast<float*>(scratch(1, row * 4));
       if (sorted == nullptr) return status.store(QR_ENOMEM);
@@ -284,10 +218,11 @@ int32_t qr_compressed_attention(void* out, const void* query, int32_t dtype, con
   if (sequences == 0) return QR_OK;
   if (!are_there(out, query, sinks, query_start, seq_lens)) return QR_EINVAL;
   const Steps steps{query_start, seq_lens, sequences, block_tables, table_stride, block_size, num_blocks};
-  const Rows rows{static_cast<const char*>(last), cache_dtype, num_blocks, rows_of_block, width, block, steps, 1};
+  const RowLayout lie{num_blocks, rows_of_block, width, block};
+  const Rows rows{static_cast<const char*>(last), cache_dtype, lie, steps, 1};
   const Steps of_entries{query_start, seq_lens, sequences, entry_tables, entry_table_stride, entry_block_size, entry_blocks};
-  const Rows others{static_cast<const char*>(entries), cache_dtype, entry_blocks, entries_of_block, entry_width,
-                    entry_block, of_entries, rate};
+  const RowLayout entries_lie{entry_blocks, entries_of_block, entry_width, entry_block};
+  const Rows others{static_cast<const char*>(entries), cache_dtype, entries_lie, of_entries, rate};
   if (!rows.are_valid() || head_size > 2 * width || !are_sizes(steps.tokens(), heads, head_size)) return QR_EINVAL;
   if (entries != nullptr && (!others.are_valid() || head_size > 2 * entry_width)) return QR_EINVAL;
   if (selected != nullptr && (entries == nullptr || !are_sizes(steps.tokens(), num_selected))) return QR_EINVAL;
@@ -301,7 +236,7 @@ int32_t qr_compressed_attention(void* out, const void* query, int32_t dtype, con
   const int64_t own_pages = divide_up(most, kOwnSlots), token_bytes = 2 * own_pages * page * size;
   const int64_t together =
       std::clamp(kWaveBytes / std::max(int64_t(1), token_bytes), int64_t(1), std::max(int64_t(1), steps.tokens()));
-  const PageOfRows put{CacheLayout{cache_dtype, together * own_pages, 1, kOwnSlots, head_size, page, page}, size};
+  const CacheLayout layout{cache_dtype, together * own_pages, 1, kOwnSlots, head_size, page, page};
   const int64_t row_bytes = heads * head_size * bytes_of(dtype);
   return each_wave(steps, 0, together, [&](const Token* tokens, int64_t count) {
     const OwnPages own(together, own_pages, page * size);
@@ -316,8 +251,8 @@ int32_t qr_compressed_attention(void* out, const void* query, int32_t dtype, con
       auto* read = static_cast<char*>(scratch(2, kOwnSlots * head_size * size));
       if (read == nullptr) return status.store(QR_ENOMEM);
       if (!attention.read(read, token, first, end, head_size)) return status.store(QR_EINVAL);
-      put.keys(own.data + key_page(put.layout, piece, 0) * size, read, end - first);
-      put.values(own.data + value_page(put.layout, piece, 0) * size, read, end - first);
+      kernels()->write_slots(own.data + key_page(layout, piece, 0) * size, own.data + value_page(layout, piece, 0) * size,
+                             cache_dtype, head_size, read, end - first);
     });
     if (status.load() != QR_OK) return int32_t(status.load());
     const int64_t at = tokens[0].index * row_bytes;  // tokens of a wave follow each other

@@ -62,6 +62,7 @@ constexpr Entry kEntries[] = {
     QR_ENTRY(qr_rg_lru_scan),        QR_ENTRY(qr_gated_norm),
     QR_ENTRY(qr_latent_qkv),         QR_ENTRY(qr_latent_values),
     QR_ENTRY(qr_select_tokens),      QR_ENTRY(qr_selected_attention),
+    QR_ENTRY(qr_select_blocks),      QR_ENTRY(qr_compress),
     QR_ENTRY(qr_select_entries),     QR_ENTRY(qr_compressed_attention),
     QR_ENTRY(qr_rotate_last),        QR_ENTRY(qr_store_rows),
     QR_ENTRY(qr_read_streams),       QR_ENTRY(qr_write_streams),

@@ -6,6 +6,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 
 #include "quire_cpu.h"
 
@@ -145,6 +146,37 @@ struct CacheLayout {
   int64_t block;  // elements between two blocks: those of the pages, or more where layers of others lie between them
 };
 
+// Always inline: what an instruction set's unit makes of it must not become the symbol that others call.
+#define QR_INLINE_MEMBER inline __attribute__((always_inline))
+
+// How a cache of rows is laid out (qr_store_rows); in elements.
+struct RowLayout {
+  int64_t num_blocks, of_block, width, block;
+
+  // From the first half of a row to the second.
+  QR_INLINE_MEMBER int64_t half() const { return num_blocks * block; }
+  // Row `index` of a sequence that has these blocks.
+  QR_INLINE_MEMBER int64_t row(const int32_t* blocks, int64_t index) const {
+    return blocks[index / of_block] * block + index % of_block * width;
+  }
+  // Elements [first, first + count), of `size` bytes each, of the row that begins at `row`.
+  QR_INLINE_MEMBER void copy(void* out, const void* row, int64_t first, int64_t count, int64_t size) const {
+    const int64_t left = width - first, in_first = left < 0 ? 0 : left < count ? left : count;
+    const char* from = static_cast<const char*>(row) + first * size;
+    copy_bytes(static_cast<char*>(out), from, in_first * size);
+    copy_bytes(static_cast<char*>(out) + in_first * size, from + (half() + in_first - width) * size,
+               (count - in_first) * size);
+  }
+
+ private:
+  // Halves of rows are short: a call for each takes three times as long.
+  static QR_INLINE_MEMBER void copy_bytes(char* out, const char* in, int64_t count) {
+    int64_t i = 0;
+    for (; i + 32 <= count; i += 32) std::memcpy(out + i, in + i, 32);
+    if (i < count) std::memcpy(out + i, in + i, size_t(count - i));
+  }
+};
+
 struct RopeArgs {
   void* query;
   const void* qkv;
@@ -219,6 +251,48 @@ struct IndexPiece {
 };
 
 using IndexFn = void (*)(const IndexArgs& args, const IndexPiece& piece);
+
+// The largest product of a query with a key of each block of `run` tokens; keys are rows.
+struct BlockScoreArgs {
+  const void* query;  // [tokens, heads, size]
+  int32_t dtype;
+  const void* keys;
+  int32_t keys_dtype;
+  RowLayout layout;
+  int64_t heads, size, run;
+};
+
+// Blocks [begin, end) of a sequence, as far as some tokens see them, which follow each other.
+struct BlockScorePiece {
+  const int32_t* pages;
+  int64_t first_token, first_position, tokens;
+  int64_t begin, end;
+  float* scores;  // [tokens, heads, stride]
+  int64_t stride;
+};
+
+// Entries of compressed attention; see qr_compress.
+struct CompressArgs {
+  void* entries;
+  int32_t dtype;
+  RowLayout layout;
+  const void* tail;
+  int32_t tail_dtype;
+  RowLayout tail_layout;
+  const float* bias;  // [rate, features of the products]
+  int64_t rate, reach;
+  const float* norms[2];  // of the parts
+  int64_t sizes[2];       // 0: there is no second part
+  float eps;
+  const float* cos_sin;
+  int64_t rotated;
+};
+
+// One entry of a sequence, and where the sequence's rows are.
+struct CompressPiece {
+  const int32_t *pages, *tail_pages;
+  int64_t entry;
+};
 
 // The last `rotated` features of each head, pairs of neighbours, turned by the token's position; see qr_rotate_last.
 struct RotateArgs {
@@ -415,6 +489,10 @@ struct Kernels {
   AttendFn attend_bf16[kNumCacheTypes];  // by cache dtype, for bf16 queries
   AttendFn merge_splits;
   IndexFn index_scores[kNumCacheTypes];  // by cache dtype
+  void (*block_scores)(const BlockScoreArgs& args, const BlockScorePiece& piece);
+  void (*compress)(const CompressArgs& args, const CompressPiece& piece);
+  // Rows [count][n] as the first slots of a page's keys and of its values, which may be null.
+  void (*write_slots)(void* keys, void* values, int32_t dtype, int64_t n, const void* rows, int64_t count);
   // A bf16 panel made compact (compact.h); false where too many numbers do not fit.
   bool (*compact_panel)(char* out, const uint16_t* panel, int64_t k, uint32_t streams);
   uint32_t compact_streams;  // in which this set reads them best

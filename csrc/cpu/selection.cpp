@@ -118,20 +118,13 @@ int32_t qr_select_tokens(int32_t* selected, int64_t num_selected, const void* qu
   const Steps steps{query_start, seq_lens, sequences, block_tables, table_stride, block_size, num_blocks};
   if (!steps.are_valid() || !are_sizes(steps.tokens(), heads, size) || !are_sizes(steps.tokens(), num_selected))
     return QR_EINVAL;
-  int64_t longest = 0;
-  for (int64_t r = 0; r < sequences; ++r) {
-    longest = std::max(longest, int64_t(seq_lens[r]));
-    for (int64_t i = 0; i < steps.count_whole(r, num_selected); ++i) {
-      int32_t* row = selected + (query_start[r] + i) * num_selected;
-      const int64_t count = steps.first_position(r) + i + 1;
-      for (int64_t position = 0; position < num_selected; ++position)
-        row[position] = position < count ? int32_t(position) : -1;
-    }
-  }
+  each_whole(steps, num_selected, [&](const Token& token) {
+    choose_all(selected + token.index * num_selected, num_selected, token.position + 1);
+  });
   const CacheLayout layout{cache_dtype, num_blocks, 1, block_size, head_size, page, block};
   const IndexArgs args{query, dtype, weights, cache, layout, heads, size};
   const int64_t pages = std::max(int64_t(1), kPiecePositions / block_size);  // of a piece
-  const int64_t row = round_up(longest, block_size), ranges = divide_up(row, pages * block_size);
+  const int64_t row = round_up(steps.longest(), block_size), ranges = divide_up(row, pages * block_size);
   const int64_t together = std::clamp(kWaveBytes / (row * 4), int64_t(1), std::max(int64_t(1), steps.tokens()));
   std::atomic<int32_t> status{QR_OK};
   return each_wave(steps, num_selected, together, [&](const Token* tokens, int64_t count) {

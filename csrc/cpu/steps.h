@@ -25,6 +25,11 @@ struct Steps {
   int64_t count(int64_t sequence) const { return int64_t(query_start[sequence + 1]) - query_start[sequence]; }
   int64_t first_position(int64_t sequence) const { return seq_lens[sequence] - count(sequence); }
   const int32_t* blocks(int64_t sequence) const { return block_tables + sequence * table_stride; }
+  int64_t longest() const {
+    int64_t length = 0;
+    for (int64_t r = 0; r < sequences; ++r) length = std::max(length, int64_t(seq_lens[r]));
+    return length;
+  }
   // Of its tokens, the first ones, which see no more than `most` positions.
   int64_t count_whole(int64_t sequence, int64_t most) const {
     return std::clamp(most - first_position(sequence), int64_t(0), count(sequence));
@@ -47,6 +52,14 @@ struct Token {
   int64_t index, sequence, position;
 };
 
+// Calls run(token) with each that sees no more than `most` positions.
+template <class Run>
+void each_whole(const Steps& steps, int64_t most, const Run& run) {
+  for (int64_t r = 0; r < steps.sequences; ++r)
+    for (int64_t i = 0; i < steps.count_whole(r, most); ++i)
+      run(Token{steps.query_start[r] + i, r, steps.first_position(r) + i});
+}
+
 // Calls run(tokens, count) with all tokens that see more than `most` positions, no more than `together` at a time.
 template <class Run>
 int32_t each_wave(const Steps& steps, int64_t most, int64_t together, const Run& run) {
@@ -61,6 +74,15 @@ int32_t each_wave(const Steps& steps, int64_t most, int64_t together, const Run&
       count = 0;
     }
   return count == 0 ? QR_OK : run(tokens, count);
+}
+
+// Calls run(tokens, count) with those of each sequence among some tokens, in order.
+template <class Run>
+void each_sequence(const Token* tokens, int64_t count, const Run& run) {
+  for (int64_t begin = 0, end; begin < count; begin = end) {
+    for (end = begin + 1; end < count && tokens[end].sequence == tokens[begin].sequence;) ++end;
+    run(tokens + begin, end - begin);
+  }
 }
 
 // Pages of their own for each of some tokens, in scratch memory, and the sequences that they look like: one of each token,
@@ -81,6 +103,11 @@ struct OwnPages {
     for (int64_t i = 0; i <= tokens; ++i) starts[i] = int32_t(i);
   }
 };
+
+// All of the first `count`, no more than `most` of them, then -1.
+inline void choose_all(int32_t* selected, int64_t most, int64_t count) {
+  for (int64_t i = 0; i < most; ++i) selected[i] = i < count ? int32_t(i) : -1;
+}
 
 // The positions of the `most` highest of `count` scores, ascending; of equal ones the first. NaN is the lowest.
 inline void choose(int32_t* selected, int64_t most, float* scores, int64_t count, float* sorted) {

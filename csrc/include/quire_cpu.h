@@ -20,7 +20,7 @@ extern "C" {
 #endif
 
 #define QR_API __attribute__((visibility("default")))
-#define QR_ABI_VERSION 16
+#define QR_ABI_VERSION 17
 
 enum {
   QR_OK = 0,
@@ -367,7 +367,8 @@ QR_API int32_t qr_selected_attention(void* out, const void* query, int32_t dtype
                                      const int32_t* selected, int64_t num_selected, int64_t heads, int64_t head_size,
                                      float scale);
 
-/* ---- attention over the last tokens and over entries (compressed.cpp), and streams (hyper.cpp) ----
+/* ---- caches of rows: blocks that an indexer chooses (block_selection.cpp), attention over the last tokens and over
+ * entries (compressed.cpp, entries.cpp), and streams (hyper.cpp) ----
  *
  * A cache of rows is [2 halves][num_blocks][rows_of_block][width], blocks `block` elements apart; a row has 2 * width
  * elements. Row i of a sequence is of its tokens from i * rate on, and a block of block_size = rows_of_block * rate tokens. */
@@ -382,6 +383,33 @@ QR_API int32_t qr_rotate_last(void* x, int32_t dtype, const int64_t* positions, 
  * rows_of_block + row. */
 QR_API int32_t qr_store_rows(void* cache, int32_t dtype, int64_t num_blocks, int64_t rows_of_block, int64_t width,
                              int64_t block, const void* rows, int64_t row_size, const int64_t* slots, int64_t tokens);
+
+/* selected[tokens, heads, num_selected]: the blocks of `run` tokens that each head of a token attends to, ascending, then
+ * -1. A token at position p sees blocks 0 .. p / run, the last one up to itself. It chooses all where these are no more
+ * than num_selected, else the last num_local, and beside them those of the highest scores, num_selected together, the
+ * first ones of equal scores. A score is the largest query[token, head] . key, in float32, of what the token sees of a
+ * block. A key is the first `size` elements of a token's row (of rate 1). */
+QR_API int32_t qr_select_blocks(int32_t* selected, int64_t num_selected, const void* query, int32_t dtype,
+                                int64_t heads, int64_t size, const void* keys, int32_t keys_dtype, int64_t num_blocks,
+                                int64_t rows_of_block, int64_t width, int64_t block, const int32_t* block_tables,
+                                int64_t table_stride, const int32_t* query_start, const int32_t* seq_lens,
+                                int64_t sequences, int64_t run, int64_t num_local);
+
+/* Write the entries of which one of this step's tokens is the last. Entry i is of tokens [i * rate, (i + 1) * rate), and
+ * with a reach of 2 * rate, which else is rate, of as many before them, as far as there are any. A token's row in `tail`
+ * (of rate 1) is products[F], then gates[F]; F is tail_width, `size` and index_size times reach / rate. A feature is the
+ * sum of products, weighed by the softmax over the tokens of gate + bias[position % rate, F]. With 2 * rate the features
+ * of a part are given twice: what a token gives the entry behind its own, then what it gives its own. A part of an entry,
+ * `size` features and index_size ones (index_norm may be null: there are none), is normed, multiplied by its norm, and
+ * its last features are turned as qr_rotate_last does by position i * rate. */
+QR_API int32_t qr_compress(void* entries, int32_t dtype, int64_t num_blocks, int64_t rows_of_block, int64_t width,
+                           int64_t block, const int32_t* block_tables, int64_t table_stride, int64_t block_size,
+                           const void* tail, int32_t tail_dtype, int64_t tail_blocks, int64_t tail_of_block,
+                           int64_t tail_width, int64_t tail_block, const int32_t* tail_tables,
+                           int64_t tail_table_stride, int64_t tail_block_size, const int32_t* query_start,
+                           const int32_t* seq_lens, int64_t sequences, const float* bias, int64_t rate, int64_t reach,
+                           const float* norm, int64_t size, const float* index_norm, int64_t index_size, float eps,
+                           const float* cos_sin, int64_t num_positions, int64_t rotated);
 
 /* As qr_select_tokens, of entries: a token at position p sees the first (p + 1) / rate. A key is the last `size` of the
  * row_size elements of an entry. */

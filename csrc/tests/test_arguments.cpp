@@ -185,6 +185,19 @@ const Call kCalls[] = {
      [](P p, S s) {
        return qr_store_rows(p[0], QR_FLOAT32, s[0], s[1], s[2], s[3], p[1], s[4], as<int64_t>(p[2]), s[5]);
      }},
+    {"qr_select_blocks", {8, 2, 16, 4, 8, 8, 64, 2, 2, 16, 1}, {false, false, false, false, false, false},
+     [](P p, S s) {
+       return qr_select_blocks(as<int32_t>(p[0]), s[0], p[1], QR_FLOAT32, s[1], s[2], p[2], QR_FLOAT32, s[3], s[4], s[5],
+                               s[6], as<int32_t>(p[3]), s[7], as<int32_t>(p[4]), as<int32_t>(p[5]), s[8], s[9], s[10]);
+     }},
+    {"qr_compress", {4, 2, 8, 16, 2, 8, 4, 8, 32, 256, 2, 8, 2, 4, 8, 10, 6, 64, 4},
+     {false, false, false, false, false, false, false, false, false, false},
+     [](P p, S s) {
+       return qr_compress(p[0], QR_FLOAT32, s[0], s[1], s[2], s[3], as<int32_t>(p[1]), s[4], s[5], p[2], QR_FLOAT32, s[6],
+                          s[7], s[8], s[9], as<int32_t>(p[3]), s[10], s[11], as<int32_t>(p[4]), as<int32_t>(p[5]), s[12],
+                          as<float>(p[6]), s[13], s[14], as<float>(p[7]), s[15], as<float>(p[8]), s[16], 1e-6f,
+                          as<float>(p[9]), s[17], s[18]);
+     }},
     {"qr_select_entries", {8, 2, 16, 16, 8, 4, 8, 32, 2, 16, 4, 4}, {false, false, false, false, false, false, false},
      [](P p, S s) {
        return qr_select_entries(as<int32_t>(p[0]), s[0], p[1], QR_FLOAT32, as<float>(p[2]), s[1], s[2], s[3], p[3],

@@ -7,37 +7,12 @@
 
 #include "check.h"
 #include "quire_cpu.h"
+#include "rows.h"
 
 namespace {
 
 constexpr int64_t kHeads = 3, kHead = 26, kIndexHeads = 5, kIndex = 9, kBlock = 60, kLength = 300, kWindow = 20;
 constexpr int64_t kEntry = kHead + kIndex;  // elements of an entry
-
-// Rows of one sequence in blocks in reverse order, NaN where nothing was written.
-struct Store {
-  int32_t dtype;
-  int64_t row_size, rate, of_block = kBlock / rate, width = (row_size + 1) / 2, num_blocks = kLength / kBlock + 1;
-  std::vector<int32_t> table;
-  std::vector<float> rows;  // as the dtype has them
-  char* data;
-
-  Store(int32_t dtype, int64_t row_size, int64_t rate) : dtype(dtype), row_size(row_size), rate(rate) {
-    const int64_t count = kLength / rate;
-    data = aligned_zeros(2 * num_blocks * block() * 4);
-    std::memset(data, 0xff, size_t(2 * num_blocks * block() * 4));
-    std::vector<int64_t> slots;
-    for (int64_t i = 0; i < num_blocks; ++i) table.push_back(int32_t(num_blocks - 1 - i));
-    for (int64_t i = 0; i < count; ++i) slots.push_back(table[size_t(i / of_block)] * of_block + i % of_block);
-    const std::vector<char> stored = encode(random_floats(count * row_size), dtype);
-    rows = decode(stored, dtype);
-    CHECK(qr_store_rows(data, dtype, num_blocks, of_block, width, block(), stored.data(), row_size, slots.data(), count) ==
-          QR_OK);
-  }
-  ~Store() { std::free(data); }
-  Store(const Store&) = delete;
-  Store& operator=(const Store&) = delete;
-  int64_t block() const { return of_block * width; }
-};
 
 struct Sequence {
   int32_t dtype;
@@ -47,7 +22,7 @@ struct Sequence {
   std::vector<float> weights = random_floats(kLength * kIndexHeads), sinks = random_floats(kHeads);
 
   Sequence(int32_t dtype, int64_t rate, int64_t most)
-      : dtype(dtype), rate(rate), most(most), last(dtype, kHead, 1), entries(dtype, kEntry, rate),
+      : dtype(dtype), rate(rate), most(most), last(dtype, kHead, 1, kLength, kBlock), entries(dtype, kEntry, rate, kLength, kBlock),
         query(encode(random_floats(kLength * kHeads * kHead), dtype)),
         index_query(encode(random_floats(kLength * kIndexHeads * kIndex), dtype)) {}
 
@@ -135,6 +110,120 @@ TEST(compressed_attention_matches_naive_loops_and_a_token_has_the_same_bits_alon
         }
       }
     }
+}
+
+namespace {
+
+// Makes entries of the tokens of one sequence.
+struct Compressor {
+  int64_t rate, times;  // times: 2 where entries overlap
+  int32_t dtype;
+  int64_t index_size, rotated = 6, features = times * (kHead + index_size);
+  Store tail{dtype, 2 * features, 1, kLength, kBlock};
+  std::vector<float> bias = random_floats(rate * features), norms = random_floats(kHead + index_size), cos_sin;
+
+  Compressor(int64_t rate, int64_t times, int32_t dtype, int64_t index_size)
+      : rate(rate), times(times), dtype(dtype), index_size(index_size) {
+    for (int64_t position = 0; position < kLength; ++position)
+      for (int64_t i = 0; i < rotated; ++i) {
+        const double angle = double(position) * std::pow(0.3, double(i % 3));
+        cos_sin.push_back(float(i < 3 ? std::cos(angle) : std::sin(angle)));
+      }
+  }
+  int64_t size() const { return kHead + index_size; }
+
+  // Of tokens [begin, end) as one step.
+  int32_t run(Store& entries, int64_t begin, int64_t end) const {
+    const int32_t starts[] = {0, int32_t(end - begin)}, lengths[] = {int32_t(end)};
+    return qr_compress(entries.data, dtype, entries.num_blocks, entries.of_block, entries.width, entries.block(),
+                       entries.table.data(), entries.num_blocks, kBlock, tail.data, dtype, tail.num_blocks,
+                       tail.of_block, tail.width, tail.block(), tail.table.data(), tail.num_blocks, kBlock, starts,
+                       lengths, 1, bias.data(), rate, times * rate, norms.data(), kHead,
+                       index_size == 0 ? nullptr : norms.data() + kHead, index_size, 1e-5f, cos_sin.data(), kLength,
+                       rotated);
+  }
+
+  double gate(int64_t position, int64_t column) const {
+    return double(tail.rows[size_t(position * 2 * features + features + column)]) +
+           bias[size_t(position % rate * features + column)];
+  }
+  double feature(int64_t entry, int64_t column, int64_t own_column) const {
+    const int64_t own = entry * rate, first = std::max<int64_t>(0, own - (times - 1) * rate);
+    double total = 0, out = 0;
+    for (int64_t position = first; position < own + rate; ++position) {
+      const int64_t at = position < own ? column : own_column;
+      const double weight = std::exp(gate(position, at));
+      total += weight;
+      out += weight * tail.rows[size_t(position * 2 * features + at)];
+    }
+    return out / total;
+  }
+  std::vector<double> part(int64_t entry, int64_t column, int64_t size, const float* norm) const {
+    std::vector<double> out;
+    double squares = 0;
+    for (int64_t d = 0; d < size; ++d) {
+      out.push_back(feature(entry, column + d, column + (times - 1) * size + d));
+      squares += out.back() * out.back();
+    }
+    for (int64_t d = 0; d < size; ++d) out[size_t(d)] *= norm[d] / std::sqrt(squares / double(size) + 1e-5);
+    for (int64_t pair = 0; pair < rotated / 2; ++pair) {
+      double &even = out[size_t(size - rotated + 2 * pair)], &odd = out[size_t(size - rotated + 2 * pair + 1)];
+      const double angle = double(entry * rate) * std::pow(0.3, double(pair)), x = even;
+      even = x * std::cos(angle) - odd * std::sin(angle);
+      odd = odd * std::cos(angle) + x * std::sin(angle);
+    }
+    return out;
+  }
+  std::vector<double> entry(int64_t number) const {
+    std::vector<double> out = part(number, 0, kHead, norms.data());
+    if (index_size == 0) return out;
+    const std::vector<double> more = part(number, times * kHead, index_size, norms.data() + kHead);
+    out.insert(out.end(), more.begin(), more.end());
+    return out;
+  }
+};
+
+}  // namespace
+
+TEST(entries_are_weighed_sums_whatever_finishes_them) {
+  for (int32_t dtype : {QR_FLOAT32, QR_BFLOAT16, QR_FLOAT16})
+    for (int64_t rate : {4, 30})
+      for (int64_t times : {1, 2})
+        for (int64_t index_size : {kIndex, int64_t(0)}) {
+          if (!runs_case(5)) continue;
+          const Compressor compressor(rate, times, dtype, index_size);
+          Store whole(dtype, compressor.size(), rate, kLength, kBlock, false), chunks(dtype, compressor.size(), rate, kLength,
+                                                                                      kBlock, false);
+          CHECK(compressor.run(whole, 0, kLength) == QR_OK);
+          for (int32_t threads : {1, 3}) {
+            qr_init(qr_isa_in_use(), threads);
+            for (int64_t begin = 0, end; begin < kLength; begin = end) {
+              end = std::min(begin + 1 + begin % 37, kLength);
+              CHECK(compressor.run(chunks, begin, end) == QR_OK);
+            }
+            CHECK(std::memcmp(whole.data, chunks.data, size_t(whole.bytes())) == 0, "rate %ld threads %d", long(rate), threads);
+          }
+          qr_init(qr_isa_in_use(), 2);
+          for (int64_t number : {int64_t(0), int64_t(1), kLength / rate - 1}) {
+            const std::vector<float> got = whole.row(number);
+            const std::vector<double> want = compressor.entry(number);
+            for (size_t d = 0; d < want.size(); ++d)
+              CHECK(std::fabs(got[d] - want[d]) <= (dtype == QR_FLOAT32 ? 2e-5 : dtype == QR_FLOAT16 ? 2e-3 : 1e-2) *
+                                                       (1 + std::fabs(want[d])),
+                    "dtype %d rate %ld entry %ld [%zu]: %g, not %g", dtype, long(rate), long(number), d, got[d], want[d]);
+            for (size_t d = want.size(); d < got.size(); ++d) CHECK(got[d] == 0.0f, "behind the row");
+          }
+        }
+}
+
+TEST(entries_that_are_not_finished_stay_as_they_are) {
+  const Compressor compressor(30, 2, QR_FLOAT32, kIndex);
+  Store entries(QR_FLOAT32, compressor.size(), 30, kLength, kBlock, false);
+  CHECK(compressor.run(entries, 30, 59) == QR_OK);
+  for (float value : entries.row(1)) CHECK(std::isnan(value), "no token ends it");
+  CHECK(compressor.run(entries, 59, 60) == QR_OK);
+  for (float value : entries.row(1)) CHECK(!std::isnan(value));
+  for (float value : entries.row(0)) CHECK(std::isnan(value), "its tokens are not this step's");
 }
 
 TEST(rotations_turn_pairs_and_turn_them_back) {

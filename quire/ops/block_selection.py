@@ -1,5 +1,5 @@
-"""Blocks of tokens that an indexer chooses for the query heads of each KV head, and where attention finds them. Plain
-torch in every implementation.
+"""Blocks of tokens that an indexer chooses for the query heads of each KV head, in plain torch, the reference; and
+where attention finds them.
 
 Row invariance: products of a token with the keys of its context have one shape, a split of the context at a time; the
 largest of several is the same in any order. What was chosen is attended to as the context of a sequence of one token.

@@ -1,5 +1,5 @@
 """Compressed attention in plain torch: rotations, rows of caches, entries, and attention over the last tokens and
-entries. The reference; on CPUs with native kernels it finishes entries, and the rest is native.
+entries. The reference. Where the native kernels serve, only attention of heads that no page holds is computed here.
 
 Row invariance: a token's context is gathered into splits of SPLIT rows, where each row has a place that follows from
 the token's position alone. Products have one shape, with as many rows as make every matrix begin at a multiple of 64

@@ -83,6 +83,9 @@ def test_what_selection_works_with_is_planned() -> None:
     assert block_selection_bytes(arch, "bfloat16", 512, 2048, 16) == 0, "nothing is chosen of what is seen whole"
     short, long = (block_selection_bytes(arch, "bfloat16", 512, n, 16) for n in (1 << 13, 1 << 19))
     assert 512 * (128 * 4 + 16 * 128 * 2) <= short < long < 32 << 20
+    narrow = arch_of(WRITTEN, index_block_size=16)
+    wave = block_selection_bytes(narrow, "bfloat16", 2048, 1 << 12, 16)
+    assert wave >= 2048 * 4 * 4 * 256, "scores of a whole wave of tokens"
     assert block_selection_bytes(arch_of(WRITTEN, layer_types=None), "bfloat16", 512, 1 << 19, 16) == 0
 
 

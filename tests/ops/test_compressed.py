@@ -179,6 +179,26 @@ def test_how_tokens_come_changes_no_bit_of_entries(ops: Ops, rate: int, overlaps
         assert torch.equal(rows_of(alone, row, length // rate), rows_of(chunked, row, length // rate))
 
 
+def test_a_replay_finishes_entries_of_what_the_cache_has_then(ops: Ops) -> None:
+    weights, work = compressor(4, overlaps=True), whole(2)
+    features = weights.bias.shape[1]
+    tail, entries = Store(2 * features), Store(SIZE + INDEX_SIZE, 4)
+    caches, cos_sin = (tail.cache(work), entries.cache(work)), turns()
+
+    def run() -> tuple[Tensor, ...]:
+        ops.compress(*caches, weights, cos_sin)
+        return (entries.rows,)
+
+    graph = ops.make_graphs().record(run)
+    for seed in range(2):
+        ops.store_rows(rand(300, 2 * features, seed=seed), tail.rows, tail.slots(2, torch.arange(300)))
+        graph.replay()
+        replayed = rows_of(entries, 2, 75)
+        entries.rows.fill_(float("nan"))
+        run()
+        assert torch.equal(rows_of(entries, 2, 75), replayed)
+
+
 @dataclass
 class Attention:
     """Sequences whose last tokens and entries are there."""

@@ -3,7 +3,9 @@
 
 #include "attention/attention_float.h"
 #include "quantized/blocks.h"
+#include "block_selection.h"
 #include "elementwise.h"
+#include "entries.h"
 #include "gated_recurrence.h"
 #include "gemm/gemm.h"
 #include "hyper.h"
@@ -44,6 +46,9 @@ void fill_base(Kernels& kernels) {
   kernels.index_scores[QR_FLOAT16] = index_scores<Fp16>;
   kernels.index_scores[QR_CACHE_INT8] = index_scores<int8_t>;
   kernels.index_scores[QR_CACHE_FLOAT8] = index_scores<Float8>;
+  kernels.block_scores = block_scores;
+  kernels.compress = compress;
+  kernels.write_slots = write_slots;
   kernels.rotate_last = rotate_last;
   kernels.read_streams = read_streams;
   kernels.write_streams = write_streams;

@@ -3,16 +3,15 @@
 
 #include <type_traits>
 
-#include "cache.h"
 #include "float8.h"
 #include "gemm/gemm.h"
 #include "norm.h"
+#include "slots.h"
 
 namespace qr {
 namespace {
 
 constexpr int64_t kMaxHead = 1024;
-constexpr int64_t kGroup = 16;  // slots whose keys share cache lines
 
 // A head on its way: RMS-normed where there is a weight, rotated where there are cosines and sines.
 template <class T>
@@ -99,55 +98,6 @@ struct Run {
   int64_t block, slot, count;
 };
 
-// Rows [count][n] of keys. The tokens of a group share cache lines: they are written together.
-template <class T>
-void write_keys(const RopeArgs& args, const Run& run, int64_t kv_head, const T* rows) {
-  constexpr int64_t kTogether = sizeof(T) == 1 ? 4 : std::is_same<T, Bf16>::value ? 2 : 1;
-  constexpr int64_t kBytes = kTogether * sizeof(T);
-  const int64_t n = args.layout.head_size, count = run.count;
-  T* out = static_cast<T*>(args.cache) + key_page(args.layout, run.block, kv_head) + run.slot / kGroup * n * kGroup +
-           run.slot % kGroup * kTogether;
-  int64_t i = 0;
-  if (kBytes == 4 && count == kGroup)
-    for (; i + 16 * kTogether <= n; i += 16 * kTogether) transpose_16x16(out + i * kGroup, rows + i, n * sizeof(T));
-  for (; i < n; i += kTogether)
-    for (int64_t t = 0; t < count; ++t)
-      std::memcpy(static_cast<void*>(out + i * kGroup + t * kTogether), rows + t * n + i, kBytes);
-}
-
-template <class T>
-void write_values(const RopeArgs& args, const Run& run, int64_t kv_head, const T* rows) {
-  const int64_t n = args.layout.head_size;
-  T* out = static_cast<T*>(args.cache) + value_page(args.layout, run.block, kv_head) + run.slot * n;
-  std::memcpy(static_cast<void*>(out), rows, size_t(run.count * n) * sizeof(T));
-}
-void write_values(const RopeArgs& args, const Run& run, int64_t kv_head, const Bf16* rows) {
-  const int64_t n = args.layout.head_size;
-  auto* page = static_cast<uint16_t*>(args.cache) + value_page(args.layout, run.block, kv_head);
-  const auto* in = reinterpret_cast<const uint16_t*>(rows);
-  for (int64_t t = 0; t < run.count; ++t) {
-    uint16_t* pair = page + (run.slot + t) / 2 * n * 2;
-    const uint16_t* own = in + t * n;
-    if ((run.slot + t) % 2 == 0 && t + 1 < run.count) {
-      for (int64_t i = 0; i < n; ++i) {
-        const uint32_t both = own[i] | uint32_t(own[n + i]) << 16;
-        std::memcpy(pair + 2 * i, &both, 4);
-      }
-      ++t;
-    } else {
-      for (int64_t i = 0; i < n; ++i) pair[2 * i + (run.slot + t) % 2] = own[i];
-    }
-  }
-}
-void write_values(const RopeArgs& args, const Run& run, int64_t kv_head, const int8_t* rows) {
-  const int64_t n = args.layout.head_size;
-  int8_t* out = static_cast<int8_t*>(args.cache) + value_page(args.layout, run.block, kv_head);
-  for (int64_t t = 0; t < run.count; ++t) {
-    int8_t* quad = out + (run.slot + t) / 4 * n * 4 + (run.slot + t) % 4;
-    for (int64_t i = 0; i < n; ++i) quad[i * 4] = rows[t * n + i];
-  }
-}
-
 // Lines of the cache that a run will write are read first, and attention reads them soon: let them come.
 void prefetch_run(const RopeArgs& args, const Run& run) {
   const int64_t n = args.layout.head_size, size = bytes_of(args.layout.dtype), together = size == 1 ? 4 : 2;
@@ -198,11 +148,12 @@ void rope_run(const RopeArgs& args, int64_t begin, const Run& run) {
     const float *key_scale = scale_of(args.key_scales, h), *value_scale = scale_of(args.value_scales, h);
     for (int64_t t = 0; t < run.count; ++t)
       keep(t, key_page(args.layout, run.block, h), head_at(begin + t, heads + h, args.k_norm, true), key_scale);
-    write_keys(args, run, h, rows);
+    auto* cache = static_cast<Stored*>(args.cache);
+    write_keys(cache + key_page(args.layout, run.block, h), n, run.slot, rows, run.count);
     for (int64_t t = 0; t < run.count; ++t)
       keep(t, value_page(args.layout, run.block, h), head_at(begin + t, heads + kv_heads + h, nullptr, false),
            value_scale);
-    write_values(args, run, h, rows);
+    write_values(cache + value_page(args.layout, run.block, h), n, run.slot, rows, run.count);
   }
 }
 

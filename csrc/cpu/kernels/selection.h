@@ -36,12 +36,7 @@ void index_scores(const IndexArgs& args, const IndexPiece& piece) {
   auto* query = reinterpret_cast<float*>(memory);
   auto* widened = reinterpret_cast<Bf16*>(memory + round_up(row * 4, 64));
   each_vector(row, [&](int64_t i, int n) __attribute__((always_inline)) {
-    const int64_t at = piece.token * row + i;
-    store_some(query + i,
-               args.dtype == QR_FLOAT32    ? load_some(static_cast<const float*>(args.query) + at, n)
-               : args.dtype == QR_BFLOAT16 ? load_some(static_cast<const Bf16*>(args.query) + at, n)
-                                           : load_some(static_cast<const Fp16*>(args.query) + at, n),
-               n);
+    store_some(query + i, load_as(args.query, args.dtype, piece.token * row + i, n), n);
   });
   const float* weights = args.weights + piece.token * args.heads;
   const int64_t first = (layout.head_size - size) * 16;  // of a group's elements, in every layout

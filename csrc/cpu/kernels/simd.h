@@ -228,11 +228,30 @@ QR_INLINE float largest(vf v) {
   b = _mm_max_ps(b, _mm_movehl_ps(b, b));
   return _mm_cvtss_f32(_mm_max_ss(b, _mm_shuffle_ps(b, b, 1)));
 }
+// 8 x 8 of these elements.
+QR_INLINE void transpose_8x8(char* out, const char* in, int64_t stride) {
+  __m256i rows[8], pairs[8];
+  for (int i = 0; i < 8; ++i) rows[i] = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(in + i * stride));
+  for (int i = 0; i < 8; i += 2) {
+    pairs[i] = _mm256_unpacklo_epi32(rows[i], rows[i + 1]);
+    pairs[i + 1] = _mm256_unpackhi_epi32(rows[i], rows[i + 1]);
+  }
+  for (int i = 0; i < 8; i += 4)  // 4 x 4 in each half of a vector
+    for (int half = 0; half < 2; ++half) {
+      rows[i + 2 * half] = _mm256_unpacklo_epi64(pairs[i + half], pairs[i + half + 2]);
+      rows[i + 2 * half + 1] = _mm256_unpackhi_epi64(pairs[i + half], pairs[i + half + 2]);
+    }
+  for (int i = 0; i < 4; ++i) {
+    auto* column = reinterpret_cast<__m256i*>(out + i * 64);
+    _mm256_storeu_si256(column, _mm256_permute2x128_si256(rows[i], rows[i + 4], 0x20));
+    _mm256_storeu_si256(column + 8, _mm256_permute2x128_si256(rows[i], rows[i + 4], 0x31));
+  }
+}
 QR_INLINE void transpose_16x16(void* out, const void* in, int64_t stride) {
-  for (int column = 0; column < 16; ++column)
-    for (int row = 0; row < 16; ++row)
-      std::memcpy(static_cast<char*>(out) + column * 64 + row * 4,
-                  static_cast<const char*>(in) + row * stride + column * 4, 4);
+  for (int row = 0; row < 16; row += 8)
+    for (int column = 0; column < 16; column += 8)
+      transpose_8x8(static_cast<char*>(out) + column * 64 + row * 4,
+                    static_cast<const char*>(in) + row * stride + column * 4, stride);
 }
 QR_INLINE void widen_quads(Bf16* first, Bf16* last, const int8_t* in) {
   const __m256i quads = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(in));
@@ -317,6 +336,12 @@ QR_INLINE void each_vector(int64_t n, const Body& body) {
 template <class T>
 QR_INLINE vf load_some(const T* p, int n) {
   return n == W ? load(p) : load(p, n);
+}
+// n of the elements that `p` has of a dtype, from element `at` on.
+QR_INLINE vf load_as(const void* p, int32_t dtype, int64_t at, int n) {
+  return dtype == QR_FLOAT32    ? load_some(static_cast<const float*>(p) + at, n)
+         : dtype == QR_BFLOAT16 ? load_some(static_cast<const Bf16*>(p) + at, n)
+                                : load_some(static_cast<const Fp16*>(p) + at, n);
 }
 template <class T>
 QR_INLINE void store_some(T* p, vf v, int n) {

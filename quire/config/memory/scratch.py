@@ -119,7 +119,7 @@ def _recurrence_bytes(mixer: RecurrentSpec, num_tokens: int, num_seqs: int) -> i
 
 SELECTION_BYTES = 8 << 20
 """What the scores, or the gathered pages, of the tokens of a wave take, unless one token's take more (`kWaveBytes` in
-csrc/cpu/selection.cpp)."""
+csrc/cpu/steps.h)."""
 
 
 def selection_bytes(arch: ModelArch, num_tokens: int, max_model_len: int, block_bytes: int, block_size: int) -> int:
@@ -143,10 +143,13 @@ STREAM_ROWS = 32
 
 
 def block_selection_bytes(arch: ModelArch, dtype: str, num_tokens: int, max_model_len: int, page_tokens: int) -> int:
-    """Bytes that the ops of an indexer of blocks work with beside the activations (`ops/block_selection.py`)."""
+    """Bytes that the ops of an indexer of blocks work with beside the activations, native or the reference
+    (`ops/block_selection.py`).
+    """
     found = {(mixer.blocks, mixer.heads) for mixer in arch.plain_attentions if mixer.blocks is not None}
     found = {each for each in found if max_model_len > each[0].num_selected * each[0].block_size}
     scored = [_scored_bytes(spec, max_model_len) for spec, _ in found]
+    scored += [_wave_bytes_of_scores(spec, num_tokens, max_model_len) for spec, _ in found]
     listed = [num_tokens * _listed_bytes(*each, DTYPE_BYTES[dtype], page_tokens) for each in found]
     return max((*scored, *listed), default=0)
 
@@ -158,6 +161,12 @@ def _scored_bytes(spec: BlockIndexerSpec, max_model_len: int) -> int:
     of_key = 3 * FLOAT * (spec.head_size + 2 * rows)
     keys = min(round_up(max_model_len, whole), whole * max(1, COMPRESSED_BYTES // (of_key * whole)))
     return keys * of_key + SCORED_AT_A_TIME * FLOAT * spec.num_heads * cdiv(max_model_len, spec.block_size)
+
+
+def _wave_bytes_of_scores(spec: BlockIndexerSpec, num_tokens: int, max_model_len: int) -> int:
+    """Of the native op: scores of as many tokens as a wave takes (`SELECTION_BYTES`)."""
+    of_token = FLOAT * spec.num_heads * cdiv(max_model_len, spec.block_size)
+    return _kept(of_token * min(num_tokens, max(1, SELECTION_BYTES // of_token)))
 
 
 def _listed_bytes(spec: BlockIndexerSpec, heads: Heads, item: int, page_tokens: int) -> int:

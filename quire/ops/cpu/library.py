@@ -18,7 +18,7 @@ from quire import envs
 from quire.errors import ConfigError, EngineError
 from quire.platforms.cores import usable_cores
 
-ABI_VERSION: Final = 16
+ABI_VERSION: Final = 17
 FILE_NAME: Final = "libquire_cpu.so"
 BUILT_FOR: Final = (("Linux", "x86_64"), ("Linux", "aarch64"))
 """System and processor, as `platform` and CMakeLists.txt name them."""
@@ -88,6 +88,11 @@ SIGNATURES: Final[dict[str, tuple[Any, ...]]] = {
     ),
     "qr_rotate_last": (I32, PTR, I32, PTR, PTR, *(I64,) * 5, I32),
     "qr_store_rows": (I32, PTR, I32, *(I64,) * 4, PTR, I64, PTR, I64),
+    "qr_select_blocks": (I32, PTR, I64, PTR, I32, I64, I64, PTR, I32, *(I64,) * 4, PTR, I64, PTR, PTR, *(I64,) * 3),
+    "qr_compress": (
+        *(I32, PTR, I32, *(I64,) * 4, PTR, I64, I64, PTR, I32, *(I64,) * 4, PTR, I64, I64, PTR, PTR, I64),
+        *(PTR, I64, I64, PTR, I64, PTR, I64, F32, PTR, I64, I64),
+    ),
     "qr_select_entries": (
         *(I32, PTR, I64, PTR, I32, PTR, I64, I64, I64, PTR, I32, *(I64,) * 4),
         *(PTR, I64, I64, PTR, PTR, I64, I64),

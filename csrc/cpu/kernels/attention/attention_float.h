@@ -61,15 +61,7 @@ struct FloatMath {
     float* out = static_cast<float*>(w.query);
     for (int64_t row = 0; row < w.rows; ++row)
       each_vector(head, [&](int64_t i, int n) __attribute__((always_inline)) {
-        vf v;
-        const int64_t at = query_at(row) + i;
-        if (args.dtype == QR_FLOAT32)
-          v = load_some(static_cast<const float*>(args.query) + at, n);
-        else if (args.dtype == QR_BFLOAT16)
-          v = load_some(static_cast<const Bf16*>(args.query) + at, n);
-        else
-          v = load_some(static_cast<const Fp16*>(args.query) + at, n);
-        store_some(out + row * wide + i, v, n);
+        store_some(out + row * wide + i, load_as(args.query, args.dtype, query_at(row) + i, n), n);
       });
   }
 

@@ -1,6 +1,6 @@
-"""Compressed attention and hyper-connections; `csrc/cpu/compressed.cpp`, `csrc/cpu/hyper.cpp`.
+"""Compressed attention and hyper-connections; `csrc/cpu/compressed.cpp`, `entries.cpp` and `hyper.cpp` there.
 
-What writes entries is plain torch on one thread; so is attention of heads that no page holds.
+Attention of heads that no page holds is plain torch on one thread.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from quire.ops import compressed as plain
+from quire.ops.cpu.attention.rows import row_places, step_rows, step_sequences
 from quire.ops.cpu.library import check, load
 from quire.ops.cpu.runtime.calls import run_or_note
 from quire.ops.cpu.runtime.dtypes import CACHE_DTYPES, DTYPES
@@ -20,6 +21,8 @@ from quire.ops.operands import CompressorWeights, HyperWeights, RowCache
 lib = load()
 MOST_HEAD = 1024
 """Features of a slot in a page (`kernels/cache.h`)."""
+MOST_PARTS = 2
+"""Of an entry: attention's, and the indexer's."""
 
 
 def rotate_last(x: Tensor, positions: Tensor, cos_sin: Tensor, *, backward: bool = False) -> None:
@@ -40,7 +43,7 @@ def store_rows(rows: Tensor, cache: Tensor, slots: Tensor) -> None:
         return
     check(
         lib.qr_store_rows(
-            *(cache.data_ptr(), CACHE_DTYPES[cache.dtype], *_places(cache)),
+            *(cache.data_ptr(), CACHE_DTYPES[cache.dtype], *row_places(cache)),
             *(rows.data_ptr(), rows.shape[1], slots.data_ptr(), rows.shape[0]),
         )
     )
@@ -50,16 +53,25 @@ def _store(rows: Tensor, slots: Tensor, *, cache: Tensor) -> None:
     plain.store_rows(rows, cache, slots)
 
 
-def _places(cache: Tensor) -> tuple[int, ...]:
-    """How its rows lie: blocks, rows of each, their width, and what lies from block to block."""
-    _, num_blocks, _, count, width = cache.shape
-    assert cache.stride(0) == num_blocks * cache.stride(1), "halves follow each other"
-    return num_blocks, count, width, cache.stride(1)
-
-
 def compress(tail: RowCache, entries: RowCache, weights: CompressorWeights, cos_sin: Tensor) -> None:
     """See `Ops.compress`."""
-    run_or_note(partial(plain.compress, tail, entries, weights, cos_sin))
+    norm, index_norm = (*weights.norms, None)[:2]
+    assert norm is not None
+    assert len(weights.norms) <= MOST_PARTS
+    check(
+        lib.qr_compress(
+            *(entries.rows.data_ptr(), CACHE_DTYPES[entries.rows.dtype], *step_rows(entries)),
+            *(tail.rows.data_ptr(), CACHE_DTYPES[tail.rows.dtype], *step_rows(tail)),
+            *step_sequences(tail.metadata),
+            weights.bias.data_ptr(),
+            weights.rate,
+            weights.reach,
+            *(norm.data_ptr(), norm.shape[0]),
+            *((None, 0) if index_norm is None else (index_norm.data_ptr(), index_norm.shape[0])),
+            weights.eps,
+            *(cos_sin.data_ptr(), *cos_sin.shape),
+        )
+    )
 
 
 def select_entries(query: Tensor, weights: Tensor, entries: RowCache, *, rate: int, num_selected: int) -> Tensor:
@@ -78,8 +90,8 @@ def select_entries(query: Tensor, weights: Tensor, entries: RowCache, *, rate: i
             entries.size,
             entries.rows.data_ptr(),
             CACHE_DTYPES[entries.rows.dtype],
-            *_rows(entries),
-            *_sequences(entries),
+            *step_rows(entries),
+            *step_sequences(entries.metadata),
             rate,
         )
     )
@@ -112,9 +124,9 @@ def compressed_attention(
             sinks.data_ptr(),
             last.rows.data_ptr(),
             CACHE_DTYPES[last.rows.dtype],
-            *_rows(last),
-            *((None, 0, 0, 0, 0, None, 0, 0) if entries is None else (entries.rows.data_ptr(), *_rows(entries))),
-            *_sequences(last),
+            *step_rows(last),
+            *((None, 0, 0, 0, 0, None, 0, 0) if entries is None else (entries.rows.data_ptr(), *step_rows(entries))),
+            *step_sequences(last.metadata),
             None if selected is None else selected.data_ptr(),
             0 if selected is None else selected.shape[1],
             heads,
@@ -125,17 +137,6 @@ def compressed_attention(
         )
     )
     return out
-
-
-def _rows(cache: RowCache) -> tuple[int, ...]:
-    """How a cache's rows lie, and where those of the sequences are."""
-    tables = cache.metadata.block_tables
-    return *_places(cache.rows), tables.data_ptr(), tables.stride(0), cache.metadata.block_size
-
-
-def _sequences(cache: RowCache) -> tuple[int, ...]:
-    metadata = cache.metadata
-    return metadata.query_start.data_ptr(), metadata.seq_lens.data_ptr(), metadata.seq_lens.shape[0]
 
 
 def read_streams(streams: Tensor, products: Tensor, weights: HyperWeights) -> tuple[Tensor, Tensor]:

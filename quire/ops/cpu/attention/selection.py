@@ -1,5 +1,5 @@
-"""Attention over what an indexer chooses: tokens (`csrc/cpu/selection.cpp`), or blocks, which plain torch chooses on
-one thread and the native kernel attends to, each token as a sequence of its own.
+"""Attention over what an indexer chooses: tokens (`csrc/cpu/selection.cpp`), or blocks (`block_selection.cpp` there),
+which are attended to as a context of their own for each token.
 """
 
 from __future__ import annotations
@@ -9,8 +9,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from quire.ops.block_selection import by_runs, fill_blocks
+from quire.ops.block_selection import by_runs
 from quire.ops.cpu.attention.paged import attend_pages
+from quire.ops.cpu.attention.rows import row_places, step_sequences
 from quire.ops.cpu.library import check, load
 from quire.ops.cpu.runtime.calls import run_or_note
 from quire.ops.cpu.runtime.dtypes import CACHE_DTYPES, DTYPES
@@ -51,8 +52,27 @@ def select_tokens(
 
 def select_blocks(query: Tensor, keys: RowCache, *, block_size: int, num_selected: int, num_local: int) -> Tensor:
     """See `Ops.select_blocks`."""
+    _, heads, size = query.shape
     selected = empty((*query.shape[:2], num_selected), torch.int32)
-    run_or_note(partial(fill_blocks, keys=keys, block_size=block_size, num_local=num_local), selected, query)
+    tables = keys.metadata.block_tables
+    check(
+        lib.qr_select_blocks(
+            selected.data_ptr(),
+            num_selected,
+            query.data_ptr(),
+            DTYPES[query.dtype],
+            heads,
+            size,
+            keys.rows.data_ptr(),
+            CACHE_DTYPES[keys.rows.dtype],
+            *row_places(keys.rows),
+            tables.data_ptr(),
+            tables.stride(0),
+            *step_sequences(keys.metadata),
+            block_size,
+            num_local,
+        )
+    )
     return selected
 
 
@@ -115,6 +135,5 @@ def _cache(kv_cache: Tensor) -> tuple[int, ...]:
 
 
 def _sequences(metadata: AttentionMetadata) -> tuple[int, ...]:
-    tables, seq_lens = metadata.block_tables, metadata.seq_lens
-    starts = metadata.query_start.data_ptr(), seq_lens.data_ptr(), seq_lens.shape[0]
-    return *starts, tables.data_ptr(), tables.stride(0)
+    tables = metadata.block_tables
+    return *step_sequences(metadata), tables.data_ptr(), tables.stride(0)
