@@ -36,11 +36,17 @@ Checkpoint = Callable[..., Path]
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
-    """Collect no garbage while tests are collected: there is little, and looking for it takes a third of the time."""
+    """Collect no garbage while tests are collected: there is little, and looking for it takes a third of the time.
+
+    What stands then, modules and tests, stays to the end. Each full collection would look at all of it for a second.
+    Tests make many objects and few cycles, so young ones are looked at more rarely than by default, too.
+    """
     gc.disable()
     try:
         return (yield)
     finally:
+        gc.freeze()
+        gc.set_threshold(20_000, 10, 10)
         gc.enable()
 
 

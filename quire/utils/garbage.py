@@ -35,5 +35,5 @@ async def collect_now_and_then(is_busy: Callable[[], bool]) -> None:
         at_last = time.monotonic() + PATIENCE_S
         while is_busy() and time.monotonic() < at_last:
             await asyncio.sleep(LOOK_S)
-        if gc.get_freeze_count():  # in a process of its own, after `settle`
+        if gc.get_threshold()[2] == NEVER:  # in a process of its own, after `settle`
             gc.collect()

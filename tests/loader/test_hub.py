@@ -36,6 +36,14 @@ def server() -> Iterator[Hub]:
         yield hub_
 
 
+EACH = """
+import json, sys
+from quire.cli.main import main
+for argv in json.loads(sys.argv[1]):
+    print(main(argv), end="\\0", file=sys.stderr)
+"""
+
+
 class Machine:
     """A machine with a cache of its own, which runs quire in processes: the library reads its settings once."""
 
@@ -51,8 +59,18 @@ class Machine:
         }
 
     def run(self, *argv: str, stdin: str = "", **env: str) -> tuple[int, str, str]:
+        return self._python("-m", "quire.cli.main", *argv, stdin=stdin, **env)
+
+    def run_each(self, *commands: list[str]) -> list[tuple[int, str]]:
+        """(status, standard error) of commands that one process runs in turn: transformers is imported once."""
+        status, _, err = self._python("-c", EACH, json.dumps(commands))
+        found = [said.rpartition("\n") for said in err.split("\0")[:-1]]
+        assert (status, len(found)) == (0, len(commands))
+        return [(int(status), said) for said, _, status in found]
+
+    def _python(self, *argv: str, stdin: str = "", **env: str) -> tuple[int, str, str]:
         done = subprocess.run(
-            [sys.executable, "-m", "quire.cli.main", *argv],
+            [sys.executable, *argv],
             env={**self.env, **env},
             cwd=self.home,
             input=stdin,
@@ -302,8 +320,7 @@ def test_what_quire_cannot_run_is_refused_before_its_weights_are_fetched(
 ) -> None:
     config = {**json.loads((TINY / "config.json").read_text()), **changes}
     server.repositories[NAME]["config.json"] = json.dumps(config).encode()
-    for argv in (["pull", NAME], ["run", NAME, "hi"], ["show", NAME]):
-        status, _, err = machine.run(*argv)
+    for status, err in machine.run_each(["pull", NAME], ["run", NAME, "hi"], ["show", NAME]):
         assert status == 2
         for part in parts:
             assert part in err

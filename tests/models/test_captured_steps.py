@@ -30,6 +30,8 @@ pytest.importorskip("triton", reason="triton is not installed")
 Checkpoint = Callable[..., Path]
 DEVICE = "cuda" if os.environ["TRITON_INTERPRET"] == "0" else "cpu"
 SIZES = (1, 2, 4)
+SMALL = {"vocab_size": 72, "bos_token_id": 70, "eos_token_id": 71}
+"""A vocabulary of more than one tile of the product with the head, and no larger: the interpreter is slow."""
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {"num_hidden_layers": 1},
     "mistral": {"num_hidden_layers": 1, "sliding_window": 5},
@@ -91,6 +93,7 @@ class Engine:
             max_model_len=32,
             max_num_seqs=4,
             num_gpu_blocks_override=24,
+            override_generation_config={"eos_token_id": SMALL["eos_token_id"]},
             enable_prefix_caching=False,
             async_scheduling=True,
             use_tqdm_on_load=False,
@@ -144,7 +147,7 @@ def assert_same(one: Engine, other: Engine) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_captured_steps_have_the_bits_of_steps_op_by_op(checkpoint: Checkpoint, family: str) -> None:
-    directory = checkpoint(family, **FAMILIES[family])
+    directory = checkpoint(family, **SMALL, **FAMILIES[family])
     engines = eager, captured = Engine(directory, ()), Engine(directory, SIZES)
     for engine in engines:
         engine.run(FIRST)
@@ -170,7 +173,7 @@ def test_captured_steps_have_the_bits_of_steps_op_by_op(checkpoint: Checkpoint, 
 def test_a_length_of_the_host_that_is_captured_is_caught(
     checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    engine = Engine(checkpoint("llama", num_hidden_layers=1), SIZES)
+    engine = Engine(checkpoint("llama", **SMALL, **FAMILIES["llama"]), SIZES)
     inputs_of = engine.runner.inputs.inputs
 
     def with_lengths_of_the_host(shape: StepShape) -> StepInputs:
@@ -192,7 +195,7 @@ def test_a_length_of_the_host_that_is_captured_is_caught(
             pass
         engine.reset()
         engine.run(SECOND)
-        eager = Engine(checkpoint("llama", num_hidden_layers=1), ())
+        eager = Engine(checkpoint("llama", **SMALL, **FAMILIES["llama"]), ())
         eager.run(SECOND)
         with pytest.raises(AssertionError):
             assert_same(engine, eager)
@@ -200,7 +203,7 @@ def test_a_length_of_the_host_that_is_captured_is_caught(
 
 @pytest.mark.parametrize("family", MORE_FAMILIES)
 def test_rows_of_nobody_change_no_row_and_no_page(checkpoint: Checkpoint, family: str) -> None:
-    engine = Engine(checkpoint(family, **MORE_FAMILIES[family]), SIZES)
+    engine = Engine(checkpoint(family, **SMALL, **MORE_FAMILIES[family]), SIZES)
     run, found = engine.steps.run, list[StepShape]()
 
     def run_twice(shape: StepShape) -> tuple[Tensor, Tensor | None]:

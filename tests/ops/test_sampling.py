@@ -46,7 +46,8 @@ def naive_sample(
     logits: list[float], temperature: float, top_k: int, top_p: float, min_p: float, uniform: float
 ) -> int:
     """One draw, word for word as the contract has it, in Python numbers."""
-    weights = [round(2**40 * math.exp((logit - max(logits)) / temperature)) for logit in logits]
+    largest = max(logits)
+    weights = [round(2**40 * math.exp((logit - largest) / temperature)) for logit in logits]
     order = sorted(range(len(logits)), key=lambda i: (-weights[i], i))
     kept = [i for i in order if weights[i] >= min_p * 2**40]
     kept = kept[:top_k] if top_k else kept

@@ -16,7 +16,7 @@ def collections(is_busy: Callable[[], bool], monkeypatch: pytest.MonkeyPatch) ->
     found: list[int] = []
     monkeypatch.setattr(garbage, "COLLECT_S", 0.0)
     monkeypatch.setattr(garbage, "LOOK_S", 0.0)
-    monkeypatch.setattr(gc, "get_freeze_count", lambda: 1)
+    monkeypatch.setattr(gc, "get_threshold", lambda: (garbage.YOUNG, garbage.MIDDLE, garbage.NEVER))
     monkeypatch.setattr(gc, "collect", lambda: found.append(1))
 
     async def main() -> None:

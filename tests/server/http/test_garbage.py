@@ -30,12 +30,10 @@ SERVER = str(Path(server.__file__).parent)
 
 
 @pytest.fixture(scope="module")
-def what_stands_already() -> Iterator[None]:
-    """All modules, and all tests among it: looking at them would take most of the time of each collection."""
+def what_stands_already() -> None:
+    """All that earlier tests imported: looking at it would take most of the time of each collection."""
     gc.collect()
     gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture
