@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
 
 from quire.message_formats.marks import Marks
 from quire.message_formats.parts import CallArguments, CallStart, Part, Reasoning, Text
 from quire.message_formats.reader import SPACE, Malformed
+from quire.utils.json_text import loads
 
 MAX_NAME = 256
 """Characters of a function's name."""
@@ -179,13 +180,9 @@ def _parsed(text: str) -> Any:
     if not text.strip(SPACE):
         return None
     try:
-        return json.loads(text, strict=False, parse_constant=_refuse)
+        return loads(text, strict=False)
     except (ValueError, RecursionError):
         raise Malformed from None
-
-
-def _refuse(constant: str) -> NoReturn:
-    raise ValueError(constant)
 
 
 def _is_json(text: str) -> bool:

@@ -24,7 +24,7 @@ import numpy as np
 
 from quire.errors import InvalidParameter, RequestError, UnsupportedFeature
 from quire.structured.backend import GrammarBackend, Masks, Matcher, grammar_of, load, mask_words, open_backend
-from quire.structured.checker_protocol import CPU_S, Answer, Check, Frames, Start, Verdict, frame
+from quire.structured.checker_protocol import Answer, Check, Frames, Start, Verdict, frame
 from quire.structured.json_schema import JsonSchema, parse_json
 from quire.structured.params import StructuredOutputsParams
 from quire.utils.process import cpu_seconds, memory_status

@@ -54,9 +54,7 @@ def wake_promptly() -> None:
         return
     niceness = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
     if niceness >= 0:  # those that it starts would lose a negative one
-        attr = _SCHED_ATTR.pack(
-            _SCHED_ATTR.size, os.SCHED_OTHER, _RESET_ON_FORK, niceness, 0, PROMPT_SLICE_NS, 0, 0
-        )
+        attr = _SCHED_ATTR.pack(_SCHED_ATTR.size, os.SCHED_OTHER, _RESET_ON_FORK, niceness, 0, PROMPT_SLICE_NS, 0, 0)
         ctypes.CDLL(None).syscall(number, 0, attr, 0)
 
 

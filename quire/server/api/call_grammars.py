@@ -102,9 +102,9 @@ class _Request:
 
     def _too_large(self) -> str:
         """The tools whose schemas took most of the budget."""
-        places = [(self._cost_s.get(name, 0.0), field_of(tool, i)) for i, (name, tool) in enumerate(self._tools.items())]
-        largest = sorted((place for place in places if place[0]), key=lambda place: -place[0])[:MAX_NAMED]
-        named = ", ".join(f"{field} ({cost_s:.2g} s)" for cost_s, field in largest)
+        places = {name: field_of(tool, index) for index, (name, tool) in enumerate(self._tools.items())}
+        largest = sorted(self._cost_s.items(), key=lambda item: -item[1])[:MAX_NAMED]
+        named = ", ".join(f"{places[name]} ({cost_s:.2g} s)" for name, cost_s in largest)
         return (
             f"the schemas of all tools may take {BUDGET_S:g} s to compile, and take longer; the largest are "
             f"{named or 'those of all together'}. Make them smaller or simpler"
@@ -126,7 +126,7 @@ class _Request:
     def _blame(self) -> None:
         """Find the tools that cannot be kept even alone, and why; all of them where only the sum is too much.
 
-        Messages about grammars that are written here say nothing to a client, so the tool's schema is checked by itself.
+        Messages about grammars that are written here say nothing to a client, so a tool's schema is checked by itself.
         """
         num_unkept = len(self._unkept)
         for name, tool in self._tools.items():
