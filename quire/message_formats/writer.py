@@ -71,6 +71,8 @@ class CallWriter:
     ) -> None:
         """`on_told` is called when all that was read so far has been told."""
         self.num_calls = 0
+        self.is_last_cut = False
+        """The last call that was told ends before its arguments do."""
         self._on_told = on_told
         self._emit = emit
         self._marks = marks
@@ -125,10 +127,12 @@ class CallWriter:
         """A call does not go on as one. Whether some of it was told: then it counts."""
         was_told, self._is_told = self._is_told, False
         self.num_calls += was_told
+        self.is_last_cut = was_told and not _is_json("".join(self._pieces))
         return was_told
 
     def _start(self) -> None:
         self._is_told = True
+        self.is_last_cut = False
         self._on_told()
         call_id = self._id if self._id and self._id not in self._ids else self._new_id(self.num_calls)
         self._ids.add(call_id)
