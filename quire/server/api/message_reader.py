@@ -93,7 +93,8 @@ class MessageReader:
         if completion.finish_reason is not None:
             for piece in self._text.finish():
                 yield self._feed(*piece)
-            yield 0, self._parser.finish(is_cut=completion.finish_reason == "length")
+            is_cut = completion.finish_reason == "length" or completion.stop_reason is not None
+            yield 0, self._parser.finish(is_cut=is_cut)
         self.num_calls = self._parser.num_calls
         self.is_last_call_cut = self._parser.is_last_call_cut
 

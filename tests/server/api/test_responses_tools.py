@@ -179,6 +179,25 @@ def test_a_call_that_a_stop_string_cuts_is_incomplete(client: openai.OpenAI, sto
     assert whole.output[-1].status == ("completed" if stop == "</tool_call>" else "incomplete")
 
 
+def test_a_conversation_goes_on_behind_a_call_that_was_cut(client: openai.OpenAI) -> None:
+    tool = {"type": "function", **FIXED["function"]}
+    given: dict[str, Any] = {"model": MODEL, "tools": [tool], "extra_body": {"stop": [" west"]}}
+    cut = client.responses.create(**given, input="Go.", tool_choice="required")
+    (call,) = cut.output
+    assert (call.status, call.arguments.count("north")) == ("incomplete", 1)
+    given |= {"max_output_tokens": 2, "tool_choice": "none"}
+    chained: Any = client.responses.create(**given, input="Go on.", previous_response_id=cut.id)
+    assert "previous_response_id: the call of move was cut and is left out" in chained.warnings
+    sent: Any = [{"role": "user", "content": "Go."}, call.to_dict(), {"role": "user", "content": "Go on."}]
+    resent: Any = client.responses.create(**given, input=sent)
+    assert "input[1]: the call of move was cut and is left out" in resent.warnings
+    assert resent.usage.input_tokens == chained.usage.input_tokens
+    sent[1]["status"] = "completed"
+    with pytest.raises(openai.BadRequestError, match="not valid JSON") as caught:
+        client.responses.create(**given, input=sent)
+    assert caught.value.param == "input[1].arguments"
+
+
 def test_an_answer_without_text_is_an_empty_message(client: openai.OpenAI) -> None:
     whole = ask(client, "Hello.", extra_body={"stop": ["H"]})
     assert [(item.type, item.content[0].text) for item in whole.output] == [("message", "")]

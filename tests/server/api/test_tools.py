@@ -267,6 +267,17 @@ def test_a_call_that_a_stop_string_cuts_is_not_told_as_a_whole_one(
     assert whole.finish_reason == chunks[-1].finish_reason == ("tool_calls" if is_whole else "stop")
 
 
+@pytest.mark.parametrize("stop", ["a", "ll>", "{", "name", "move", "arg"])
+def test_the_head_of_a_call_that_a_stop_string_cuts_is_no_text(client: openai.OpenAI, stop: str) -> None:
+    given: dict[str, Any] = {"model": MODEL, "messages": QUESTION, "tools": [FIXED], "tool_choice": "required"}
+    given |= {"stop": [stop], "max_tokens": 400, "seed": 1}
+    whole = client.chat.completions.create(**given).choices[0]
+    deltas = [chunk.choices[0].delta for chunk in client.chat.completions.create(**given, stream=True)]
+    assert not whole.message.content
+    assert not any(delta.content for delta in deltas)
+    assert whole.finish_reason == "stop"
+
+
 def test_what_is_cut_behind_a_call_is_the_same_streamed_and_whole(client: openai.OpenAI) -> None:
     function = {"name": "now", "parameters": {"type": "object", "properties": {}, "additionalProperties": False}}
     given: dict[str, Any] = {"model": MODEL, "messages": QUESTION, "temperature": 1, "tool_choice": "required"}
