@@ -49,6 +49,7 @@ from quire.outputs import RequestOutput
 from quire.sampling_params import SamplingParams
 from quire.structured.grammar import Vocabulary
 from quire.tokenizer.tokenizer import Tokenizer
+from quire.utils.threads import wake_promptly
 from quire.utils.work_pool import WorkPool
 
 log = get_logger(__name__)
@@ -405,8 +406,10 @@ class AsyncLLMEngine:
 
     def _bind(self) -> None:
         """Use the running event loop; a core process can speak to one loop only."""
-        loop = asyncio.get_running_loop()
-        if self._source is not None and self._loop is None:
+        loop, is_first = asyncio.get_running_loop(), self._loop is None
+        if is_first:
+            wake_promptly()
+        if self._source is not None and is_first:
             self._loop = loop
             self._follower = loop.create_task(self._follow(self._source), name="quire-core-events")
         if self._source is not None and loop is not self._loop:

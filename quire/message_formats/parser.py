@@ -60,6 +60,11 @@ class MessageParser:
         """Calls so far."""
         return self._calls.num_calls
 
+    @property
+    def is_last_call_cut(self) -> bool:
+        """Whether the last call ends before its arguments do."""
+        return self._calls.is_last_cut
+
     def feed(self, text: str) -> list[Part]:
         """Read more marked text: what is certain now."""
         self._reader.feed(text)

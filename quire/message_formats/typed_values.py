@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 from urllib.parse import unquote
 
 from quire.message_formats.literals import json_of_literal
 from quire.message_formats.reader import SPACE
 from quire.message_formats.tools import Tool
+from quire.utils.json_text import loads
 
 ANY = frozenset({"string", "number", "integer", "boolean", "null", "array", "object"})
 MAX_HOPS = 16
@@ -182,7 +183,7 @@ def _kinds_of(value: Any) -> frozenset[str]:
 def _as_json(text: str) -> str | None:
     """A text that is JSON, or a value of Python, as JSON. Numbers stay as they are written."""
     try:
-        json.loads(text, parse_constant=_refuse)
+        loads(text)
     except (ValueError, RecursionError):
         return _checked(json_of_literal(text))
     return text
@@ -190,10 +191,6 @@ def _as_json(text: str) -> str | None:
 
 def _checked(text: str | None) -> str | None:
     try:
-        return text if text is None or json.loads(text) is not Ellipsis else None
+        return text if text is None or loads(text) is not Ellipsis else None
     except (ValueError, RecursionError):  # an integer of too many digits
         return None
-
-
-def _refuse(constant: str) -> NoReturn:
-    raise ValueError(constant)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
 
 from quire.message_formats.marks import Marks
 from quire.message_formats.parts import CallArguments, CallStart, Part, Reasoning, Text
 from quire.message_formats.reader import SPACE, Malformed
+from quire.utils.json_text import loads
 
 MAX_NAME = 256
 """Characters of a function's name."""
@@ -70,6 +71,8 @@ class CallWriter:
     ) -> None:
         """`on_told` is called when all that was read so far has been told."""
         self.num_calls = 0
+        self.is_last_cut = False
+        """The last call that was told ends before its arguments do."""
         self._on_told = on_told
         self._emit = emit
         self._marks = marks
@@ -124,10 +127,12 @@ class CallWriter:
         """A call does not go on as one. Whether some of it was told: then it counts."""
         was_told, self._is_told = self._is_told, False
         self.num_calls += was_told
+        self.is_last_cut = was_told and not _is_json("".join(self._pieces))
         return was_told
 
     def _start(self) -> None:
         self._is_told = True
+        self.is_last_cut = False
         self._on_told()
         call_id = self._id if self._id and self._id not in self._ids else self._new_id(self.num_calls)
         self._ids.add(call_id)
@@ -179,13 +184,9 @@ def _parsed(text: str) -> Any:
     if not text.strip(SPACE):
         return None
     try:
-        return json.loads(text, strict=False, parse_constant=_refuse)
+        return loads(text, strict=False)
     except (ValueError, RecursionError):
         raise Malformed from None
-
-
-def _refuse(constant: str) -> NoReturn:
-    raise ValueError(constant)
 
 
 def _is_json(text: str) -> bool:

@@ -17,7 +17,7 @@ from concurrent.futures import TimeoutError as FutureTimeout
 import msgspec
 
 from quire.errors import EngineOverloaded, EngineUnavailable, InvalidParameter, UnsupportedFeature
-from quire.structured.checker_protocol import Answer, Check, Frames, Start, Verdict, frame
+from quire.structured.checker_protocol import CPU_S, Answer, Check, Frames, Start, Verdict, frame
 from quire.structured.grammar import Grammar, Vocabulary
 from quire.structured.params import StructuredOutputsParams
 from quire.utils.cancellation import check_cancelled
@@ -53,7 +53,7 @@ class _Process:
             self._send(start)
         self._thread = start_essential("quire-grammars", self._listen)
 
-    def check(self, params: StructuredOutputsParams) -> Future[Verdict]:
+    def check(self, params: StructuredOutputsParams, limit_s: float) -> Future[Verdict]:
         """The verdict, later. Raises: EngineOverloaded, EngineUnavailable."""
         with self._lock:
             if not self.is_alive:
@@ -63,7 +63,7 @@ class _Process:
             check_id, done = next(self._ids), Future[Verdict]()
             self._waiting[check_id] = done
         with contextlib.suppress(OSError):  # it has ended, as the thread that listens finds out
-            self._send(Check(check_id=check_id, params=params))
+            self._send(Check(check_id=check_id, params=params, limit_s=limit_s))
         return done
 
     def close(self) -> None:
@@ -149,19 +149,29 @@ class GrammarChecker:
 
         Raises: InvalidParameter or UnsupportedFeature, with the reason; EngineOverloaded, EngineUnavailable.
         """
-        with self._lock:
-            verdict = self._known.get(params)
-            if verdict is not None:
-                self._known.move_to_end(params)
-        if verdict is None:
-            verdict = self._ask(params)
-            if verdict.is_final:
-                self._keep(params, verdict)
+        verdict = self.verdict(params)
         if verdict.grammar is not None:
             return verdict.grammar
         parameter = verdict.parameter or f"structured_outputs.{params.kind}"
         message = verdict.message if verdict.parameter else f"{parameter}: {verdict.message}"
         raise (UnsupportedFeature if verdict.is_unsupported else InvalidParameter)(message, parameter=parameter)
+
+    def verdict(self, params: StructuredOutputsParams, limit_s: float = CPU_S) -> Verdict:
+        """The grammar or why there is none, found with so many seconds of computing at most.
+
+        Raises: EngineOverloaded, EngineUnavailable.
+        """
+        with self._lock:
+            verdict = self._known.get(params)
+            if verdict is not None and verdict.is_slow and verdict.cpu_s < limit_s:
+                verdict = None
+            if verdict is not None:
+                self._known.move_to_end(params)
+        if verdict is None:
+            verdict = self._ask(params, limit_s)
+            if verdict.is_final:
+                self._keep(params, verdict)
+        return verdict
 
     def close(self) -> None:
         """End the process. Idempotent."""
@@ -171,7 +181,7 @@ class GrammarChecker:
         if process is not None:
             process.close()
 
-    def _ask(self, params: StructuredOutputsParams) -> Verdict:
+    def _ask(self, params: StructuredOutputsParams, limit_s: float) -> Verdict:
         vocabulary = self.vocabulary()
         with self._lock:
             if self._closed:
@@ -182,13 +192,14 @@ class GrammarChecker:
                 process = self._process = _Process(self._module, Start(vocabulary=vocabulary, backend=self._backend))
         if ended is not None:
             ended.close()
-        return _patiently(process.check(params))
+        return _patiently(process.check(params, limit_s))
 
     def _keep(self, params: StructuredOutputsParams, verdict: Verdict) -> None:
         with self._lock:
             if params not in self._known:
-                self._known[params] = verdict
                 self._num_characters += params.num_characters
+            if params not in self._known or self._known[params].is_slow:
+                self._known[params] = verdict
             while len(self._known) > MAX_KEPT or self._num_characters > MAX_KEPT_CHARACTERS:
                 forgotten, _ = self._known.popitem(last=False)
                 self._num_characters -= forgotten.num_characters

@@ -17,7 +17,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import msgspec
 import numpy as np
@@ -30,8 +30,6 @@ from quire.structured.params import StructuredOutputsParams
 from quire.utils.process import cpu_seconds, memory_status
 from quire.utils.threads import start_essential
 
-CPU_S = 0.7
-"""Seconds of computing that a check may take."""
 WALL_S = 0.95
 """Seconds after which a check that has had its share of the processors is given up."""
 MAX_WALL_S = 10.0
@@ -57,6 +55,8 @@ class _Child:
     until: float
     """When to look whether it goes on."""
     given_up_at: float
+    limit_s: float
+    """Seconds of computing."""
     said: bytearray = field(default_factory=bytearray)
 
 
@@ -100,7 +100,7 @@ class CheckerProcess:
     def _prolong_or_kill(self, child: _Child, now: float) -> None:
         """Where others have the processors, a check that could not compute yet goes on."""
         used = cpu_seconds(child.pid)
-        if used is not None and used < CPU_S / 2 and now < child.given_up_at:
+        if used is not None and used < child.limit_s / 2 and now < child.given_up_at:
             child.until = min(now + WALL_S, child.given_up_at)
             return
         os.kill(child.pid, signal.SIGKILL)
@@ -128,19 +128,19 @@ class CheckerProcess:
         pid = os.fork()
         if not pid:
             os.close(reading)
-            self._be_child(check.params, writing)
+            self._be_child(check, writing)
         os.close(writing)
         now = time.monotonic()
-        child = _Child(check.check_id, pid, reading, now + WALL_S, now + MAX_WALL_S)
+        child = _Child(check.check_id, pid, reading, now + WALL_S, now + MAX_WALL_S, check.limit_s)
         self._children[reading] = child
         self._selector.register(reading, selectors.EVENT_READ)
 
-    def _be_child(self, params: StructuredOutputsParams, pipe: int) -> None:
+    def _be_child(self, check: Check, pipe: int) -> None:
         """In the child: check, write the verdict, and exit."""
         with contextlib.suppress(BaseException):
-            _limit()
+            _limit(check.limit_s)
             threading.stack_size(STACK_BYTES)
-            start_essential("check", lambda: self._answer(params, pipe)).join()
+            start_essential("check", lambda: self._answer(check.params, pipe)).join()
         os._exit(0)
 
     def _answer(self, params: StructuredOutputsParams, pipe: int) -> None:
@@ -189,16 +189,16 @@ class CheckerProcess:
         self._selector.unregister(child.pipe)
         os.close(child.pipe)
         del self._children[child.pipe]
-        _, status = os.waitpid(child.pid, 0)
+        _, status, usage = os.wait4(child.pid, 0)
         try:
             verdict = msgspec.msgpack.decode(bytes(child.said), type=Verdict)
         except msgspec.MsgspecError:
-            verdict = _failure(status)
-        _write(self._sink, Answer(check_id=child.check_id, verdict=verdict), framed=True)
+            verdict = _failure(status, child.limit_s)
+        cpu_s = child.limit_s if verdict.is_slow else usage.ru_utime + usage.ru_stime
+        _write(self._sink, Answer(check_id=child.check_id, verdict=replace(verdict, cpu_s=cpu_s)), framed=True)
 
 
 _NAMED = (InvalidParameter, UnsupportedFeature)
-_TIME = f"it takes longer than {CPU_S:g} s to compile; make it smaller or simpler"
 _BUSY = "it was not compiled in time on this busy machine; make it smaller or try again"
 _MEMORY = f"it takes more than {MEMORY_BYTES >> 20} MiB to compile; make it smaller or simpler"
 
@@ -243,11 +243,12 @@ def _pointer(params: StructuredOutputsParams, error: str) -> str:
     return ""
 
 
-def _failure(status: int) -> Verdict:
+def _failure(status: int, limit_s: float) -> Verdict:
     """Why a child has written nothing."""
     number = -os.waitstatus_to_exitcode(status)
     if number == signal.SIGPROF:
-        return Verdict(message=_TIME)
+        message = f"it takes longer than {limit_s:.2g} s to compile; make it smaller or simpler"
+        return Verdict(message=message, is_slow=True)
     if number == signal.SIGKILL:
         return Verdict(message=_BUSY, is_final=False)
     if number == signal.SIGSEGV:
@@ -255,14 +256,14 @@ def _failure(status: int) -> Verdict:
     return Verdict(message=_MEMORY)
 
 
-def _limit() -> None:
+def _limit(cpu_s: float) -> None:
     """Limits of a child. What exceeds them ends by a signal, or by a failed allocation."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     size = memory_status().get("VmSize", 0)
     if size:
         resource.setrlimit(resource.RLIMIT_AS, (size + MEMORY_BYTES, size + MEMORY_BYTES))
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
-    signal.setitimer(signal.ITIMER_PROF, CPU_S)
+    signal.setitimer(signal.ITIMER_PROF, cpu_s)
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 2)  # a library that ends the process says so, and here it is answered
 

@@ -12,6 +12,8 @@ from quire.structured.grammar import Grammar, Vocabulary
 from quire.structured.params import StructuredOutputsParams
 
 LENGTH = struct.Struct(">I")
+CPU_S = 0.7
+"""Seconds of computing that a check may take."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +30,8 @@ class Check:
 
     check_id: int
     params: StructuredOutputsParams
+    limit_s: float
+    """Seconds of computing that it may take."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +44,10 @@ class Verdict:
     is_unsupported: bool = False
     is_final: bool = True
     """Another check would come to the same."""
+    is_slow: bool = False
+    """It took as long as it might, so a longer check may come to something else."""
+    cpu_s: float = 0.0
+    """Seconds of computing that the check took."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

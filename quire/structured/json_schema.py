@@ -16,6 +16,7 @@ from urllib.parse import unquote
 
 from quire.errors import InvalidParameter, shown
 from quire.structured.params import MAX_DEPTH, PLACE
+from quire.utils.json_text import is_beyond, no_constant
 
 MAX_NODES = 50_000
 """Objects, arrays and values of a schema."""
@@ -99,18 +100,28 @@ def refusal(field: str, pointer: str, why: str) -> InvalidParameter:
 
 def parse_json(field: str, text: str) -> Any:
     """A JSON text as data. Raises: InvalidParameter, also for JSON that is nested too deeply."""
-
-    def refuse(constant: str) -> None:
-        raise ValueError(f"it holds {constant}, which is not JSON")
-
     try:
-        value = json.loads(text, parse_constant=refuse)
+        value = json.loads(text, parse_constant=no_constant)
     except RecursionError:
         raise refusal(field, "", f"it is nested deeper than {MAX_DEPTH}") from None
     except ValueError as error:
         raise refusal(field, "", f"it is not JSON: {error}") from None
     check_size(field, value)
+    check_numbers(field, value)
     return value
+
+
+def check_numbers(field: str, root: Any) -> None:
+    """Refuse numbers beyond a float's range. Raises: InvalidParameter with the JSON pointer."""
+    waiting = [("", root)]
+    while waiting:
+        pointer, value = waiting.pop()
+        if is_beyond(value):
+            raise refusal(field, pointer, f"{shown(value)} is beyond the range of numbers; they must be finite")
+        if isinstance(value, dict):
+            waiting += [(_below(pointer, str(key)), item) for key, item in reversed(value.items())]
+        elif isinstance(value, list):
+            waiting += [(f"{pointer or '#'}/{index}", item) for index, item in reversed([*enumerate(value)])]
 
 
 def check_size(field: str, value: Any) -> None:

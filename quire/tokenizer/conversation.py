@@ -7,15 +7,17 @@ it is put together while the error passes the levels above, and cut short, so th
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import NoReturn, TypeVar, cast
+from typing import TypeVar, cast
 
 from quire.errors import InvalidParameter, InvalidUnicode, RequestError, UnsupportedFeature, shown
 from quire.tokenizer.tokenizer import without_marks
 from quire.utils.cancellation import check_cancelled
+from quire.utils.json_text import NoJsonNumber, loads
 from quire.utils.unicode import check_unicode
 
 T = TypeVar("T")
@@ -162,6 +164,8 @@ class Copier:
             return _text(value)
         if value is None or isinstance(value, bool):
             return value
+        if isinstance(value, float) and not math.isfinite(value):
+            raise unfit(f" is {value}, which is not JSON; numbers must be finite")
         if isinstance(value, (int, float)):
             return int.__int__(value) if isinstance(value, int) else float.__float__(value)
         if not isinstance(value, (list, tuple, Mapping)):
@@ -254,17 +258,15 @@ def _parsed(text: str) -> object:
             if num_values % VALUES_PER_CHECK == 0:
                 check_cancelled()
     try:
-        return json.loads(text or "{}", parse_constant=_no_json)
+        return loads(text or "{}")
     except json.JSONDecodeError as error:
         raise unfit(f" is not valid JSON: {error}") from error
     except RecursionError:
         raise unfit(" is nested too deeply") from None
+    except NoJsonNumber as error:
+        raise unfit(f" is not valid JSON: {error}") from None
     except ValueError:
         raise unfit(" has a number of too many digits") from None
-
-
-def _no_json(name: str) -> NoReturn:
-    raise unfit(f" is not valid JSON, which has no {name}")
 
 
 def text_of_parts(parts: list[Json]) -> list[str]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Coroutine, Iterator
@@ -212,6 +214,22 @@ def test_the_engine_serves_one_loop_after_another(shared: Harness) -> None:
     run(leave())
     run(main())
     assert not shared.engine.errored
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the scheduler is Linux's")
+@pytest.mark.skipif(os.getpriority(os.PRIO_PROCESS, 0) < 0, reason="a thread with a negative niceness stays as it is")
+def test_the_thread_of_the_loop_wakes_promptly_and_that_of_the_core_does_not(shared: Harness) -> None:
+    def is_prompt(name: str) -> bool:
+        (thread,) = (thread for thread in threading.enumerate() if thread.name == name)
+        assert thread.native_id is not None
+        return bool(os.sched_getscheduler(thread.native_id) & os.SCHED_RESET_ON_FORK)
+
+    async def main() -> None:
+        await shared.collect([1], SHORT, "mine")
+
+    run(main())
+    assert is_prompt(threading.current_thread().name)
+    assert not is_prompt("quire-core")
 
 
 # -- leaving and aborting -------------------------------------------------------------------------------------

@@ -261,6 +261,16 @@ def test_what_the_library_cannot_keep_is_left_out_or_refused() -> None:
         grammar_with(NESTED, unkept={NESTED.name: "it takes too long"})
 
 
+@pytest.mark.parametrize("number", [10**400, -(10**309)])
+def test_a_number_beyond_a_float_is_named_with_its_pointer(number: int) -> None:
+    parameters = {"properties": {"a": {"minimum": number}}}
+    (warning,) = grammar_with(Tool(name="f", parameters=parameters)).warnings
+    assert "tools[0].function.parameters: '#/properties/a/minimum': " in warning
+    assert "is beyond the range of numbers" in warning
+    with pytest.raises(InvalidParameter, match=r"'#/properties/a/minimum': .* beyond the range of numbers"):
+        grammar_with(Tool(name="f", parameters=parameters, strict=True))
+
+
 def test_tools_and_schemas_are_bounded() -> None:
     for number in (0, MAX_TOOLS + 1):
         with pytest.raises(InvalidParameter, match=f"1 to {MAX_TOOLS} tools can be called, got {number}"):

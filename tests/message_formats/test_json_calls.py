@@ -103,6 +103,7 @@ def test_malformed_calls_are_text_and_nothing_of_them_is_lost(family: Family, as
         ('{"a": "b"}', '{"a": "b"'),
         ('{"a": "b"}', '{"a" "b"}'),
         ('{"a": "b"}', '{"a": NaN}'),
+        ('{"a": "b"}', '{"a": 1e999}'),
         ('{"a": "b"}', '{"a": "b",}'),
         ('{"a": "b"}', '["a", "b"]'),
         ('{"a": "b"}', '"{\\"a\\": "'),
@@ -147,7 +148,6 @@ HERMES_ARGUMENTS = [
     ('"arguments": {"a": "line\nbreak\ttab"}', '{"a": "line\\nbreak\\ttab"}'),
     ('"arguments": "{\\"a\\": \\"\\ud83d\\"}"', '{"a": "\\ud83d"}'),
     ('"arguments": {"a": "x\n\\ud83d"}', '{"a": "x\\n\\ud83d"}'),
-    ('"arguments": {"a": 1e999}', '{"a": 1e999}'),
 ]
 
 

@@ -16,7 +16,7 @@ from quire.engine.front.input_processor import CHECKER
 from quire.errors import EngineUnavailable, InvalidParameter, RequestError
 from quire.structured.checker import GrammarChecker
 from quire.structured.checker_process import MAX_WALL_S, WALL_S, CheckerProcess, _Child
-from quire.structured.checker_protocol import Answer, Frames
+from quire.structured.checker_protocol import CPU_S, Answer, Frames
 from quire.structured.params import StructuredOutputsParams
 
 SLACK_S = 1.0
@@ -82,7 +82,7 @@ def test_a_check_that_gets_no_processor_goes_on_for_a_while() -> None:
     (source, sink), (pipe, written) = os.pipe(), os.pipe()
     process = CheckerProcess(source, sink, lambda: None)
     idle = os.posix_spawn("/bin/sleep", ["sleep", "60"], {})
-    child = _Child(check_id=7, pid=idle, pipe=pipe, until=0.0, given_up_at=MAX_WALL_S)
+    child = _Child(check_id=7, pid=idle, pipe=pipe, until=0.0, given_up_at=MAX_WALL_S, limit_s=CPU_S)
     process._children[pipe] = child
     process._selector.register(pipe, selectors.EVENT_READ)
     process._prolong_or_kill(child, WALL_S)
@@ -94,6 +94,20 @@ def test_a_check_that_gets_no_processor_goes_on_for_a_while() -> None:
     assert "busy machine" in answer.verdict.message
     for descriptor in (source, sink, written):
         os.close(descriptor)
+
+
+def test_a_check_that_was_too_slow_is_not_repeated_unless_it_may_take_longer(checker: GrammarChecker) -> None:
+    large = {"type": "object", "properties": {f"p{i}": {"type": "string", "maxLength": i} for i in range(1500)}}
+    params = StructuredOutputsParams(json=large)
+    assert not checker.verdict(StructuredOutputsParams(regex="warm")).is_slow
+    slow = checker.verdict(params, 0.02)
+    assert (slow.is_slow, slow.cpu_s, slow.grammar) == (True, 0.02, None)
+    assert "longer than 0.02 s" in slow.message
+    assert checker.verdict(params, 0.02) is slow
+    longer = checker.verdict(params, 0.06)
+    assert longer is not slow
+    assert longer.cpu_s > 0.02
+    assert checker.verdict(params, 0.01) is longer
 
 
 def test_equal_forms_are_checked_once(checker: GrammarChecker) -> None:

@@ -90,6 +90,22 @@ def test_keywords_that_would_not_be_kept_are_refused_with_what_to_do(keyword: st
     assert f"'#/items/anyOf/1/{keyword}': {keyword} is not supported; {REFUSED[keyword]}" in caught.value.message
 
 
+@pytest.mark.parametrize("number", ["1e999", "-1e309", "1" + "0" * 309])
+def test_numbers_beyond_a_float_are_refused_with_their_pointer(number: str) -> None:
+    for text, pointer in [
+        ('{"type":"number","minimum":%s}', "'#/minimum'"),
+        ('{"items":{"const":[1,{"a/b":%s}]}}', "'#/items/const/1/a~1b'"),
+        ('{"enum":[1,2,%s]}', "'#/enum/2'"),
+        ('{"default":%s}', "'#/default'"),
+    ]:
+        with pytest.raises(InvalidParameter) as caught:
+            parse_json("structured_outputs.json", text % number)
+        assert caught.value.message.startswith(f"structured_outputs.json: {pointer}: ")
+        assert "beyond the range of numbers" in caught.value.message
+    assert parse_json("structured_outputs.json", '{"maximum":1.7e308}') == {"maximum": 1.7e308}
+    assert parse_json("structured_outputs.json", '{"maximum":1%s}' % ("0" * 308)) == {"maximum": 10**308}
+
+
 @pytest.mark.parametrize("text", ["{", "[" * 10**5, '{"a":NaN}', '{"anyOf":[' * 70 + "{}" + "]}" * 70])
 def test_what_is_no_json_or_too_deep_is_refused(text: str) -> None:
     with pytest.raises(InvalidParameter, match=r"structured_outputs\.json"):

@@ -187,6 +187,12 @@ def test_which_fields_a_template_may_read(source: str, levels: set[str]) -> None
         ([{"role": "user", "content": "x", "y": b"z"}], "messages[0].y", "JSON types"),
         ([{"role": "user", "content": "x", 5: "z"}], "messages[0]", "key that is not a string"),
         ([{"role": "user", "content": object()}], "messages[0].content", "JSON types"),
+        ([{"role": "user", "content": "x", "y": [float("nan")]}], "messages[0].y[0]", "is nan, which is not JSON"),
+        (
+            [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": {"a": float("inf")}}}]}],
+            "messages[0].tool_calls[0].function.arguments.a",
+            "is inf, which is not JSON",
+        ),
         ([{"role": "assistant", "tool_calls": {}}], "messages[0].tool_calls", "must be a list"),
         ([{"role": "assistant", "tool_calls": [5]}], "messages[0].tool_calls[0]", "must be an object"),
         (
@@ -222,8 +228,10 @@ def test_a_malformed_message_is_refused_by_name(messages: object, parameter: str
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        ('{"a": NaN}', "is not valid JSON, which has no NaN"),
-        ('{"a": [-Infinity]}', "is not valid JSON, which has no -Infinity"),
+        ('{"a": NaN}', "is not valid JSON: NaN is not JSON; numbers must be finite"),
+        ('{"a": [-Infinity]}', "is not valid JSON: -Infinity is not JSON; numbers must be finite"),
+        ('{"a": [1e999]}', "is not valid JSON: 1e999 is beyond the range of numbers; they must be finite"),
+        ('{"a": {"b": -1e309}}', "is not valid JSON: -1e309 is beyond the range of numbers; they must be finite"),
         ('{"a": ' * 4000 + "1" + "}" * 4000, "is nested too deeply"),
         ('{"a": 1' + "0" * 5000 + "}", "has a number of too many digits"),
     ],

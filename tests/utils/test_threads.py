@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import platform
+import struct
 import subprocess
 import sys
 import threading
@@ -10,7 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from quire.utils.threads import BACKGROUND_NICENESS, THREAD_FAILED_STATUS, give_way, start_essential
+from quire.utils.threads import (
+    BACKGROUND_NICENESS,
+    PROMPT_SLICE_NS,
+    THREAD_FAILED_STATUS,
+    give_way,
+    start_essential,
+    wake_promptly,
+)
 
 PROGRAM = """
 import time
@@ -62,3 +72,37 @@ def test_only_the_thread_that_gives_way_is_niced() -> None:
     start_essential("quire-some", run).join()
     assert found == [max(before, BACKGROUND_NICENESS)]
     assert niceness() == before
+
+
+def slice_ns(task_id: int) -> int:
+    """The slice that the scheduler gives a thread."""
+    attr = ctypes.create_string_buffer(48)
+    assert not ctypes.CDLL(None).syscall(315 if platform.machine() == "x86_64" else 275, task_id, attr, 48, 0)
+    return int(struct.unpack("=IIQiIQQQ", attr.raw)[5])
+
+
+def has_slices() -> bool:
+    """Whether threads can have slices of their own: Linux 6.12, on machines that `wake_promptly` knows."""
+    if sys.platform != "linux" or platform.machine() not in ("x86_64", "aarch64"):
+        return False
+    return tuple(map(int, platform.release().split(".")[:2])) >= (6, 12)
+
+
+@pytest.mark.skipif(not has_slices(), reason="threads have slices of their own on Linux 6.12 and newer")
+def test_only_the_thread_that_wakes_promptly_has_a_short_slice() -> None:
+    own, found = threading.get_native_id, []
+
+    def run() -> None:
+        niceness = os.getpriority(os.PRIO_PROCESS, own())
+        wake_promptly()
+        found.append(slice_ns(own()))
+        assert os.getpriority(os.PRIO_PROCESS, own()) == niceness
+        start_essential("quire-other", lambda: found.append(slice_ns(own()))).join()
+        child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+        found.append(slice_ns(child.pid))
+        child.communicate(b"\n")
+
+    usual = slice_ns(own())
+    start_essential("quire-some", run).join()
+    assert found == [PROMPT_SLICE_NS, usual, usual]
+    assert slice_ns(own()) == usual > PROMPT_SLICE_NS

@@ -9,6 +9,7 @@ from quire.cli.output import say
 from quire.config.json_file import check_depth, parse_json
 from quire.inputs import ChatMessage
 from quire.message_formats.parts import ToolCall
+from quire.utils.json_text import loads
 
 if TYPE_CHECKING:
     from quire.cli.terminal.answer import Answer
@@ -45,7 +46,8 @@ def written_call(call: ToolCall) -> dict[str, Any]:
 def _is_object(text: str) -> bool:
     try:
         value = parse_json(text)
+        loads(text)  # refuses numbers that JSON does not have
         check_depth(value)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
     return isinstance(value, dict)

@@ -9,7 +9,7 @@ from typing import Any
 from quire.errors import InvalidParameter, shown
 from quire.message_formats.tools import Tool
 from quire.structured.json_expression import FORMATS
-from quire.structured.json_schema import REFUSED, JsonSchema, Node, check_size, refusal
+from quire.structured.json_schema import REFUSED, JsonSchema, Node, check_numbers, check_size, refusal
 
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
 _SAYS_NOTHING = frozenset(
@@ -65,6 +65,7 @@ def _copied(tool: Tool, field: str) -> JsonSchema:
         root = json.loads(json.dumps(dict(tool.parameters), allow_nan=False))
     except (TypeError, ValueError) as error:
         raise refusal(field, "", f"it is not JSON: {error}") from None
+    check_numbers(field, root)
     types = root.setdefault("type", "object")
     if types != "object" and not (isinstance(types, list) and "object" in types):
         raise refusal(field, "#/type", f"arguments are an object, so the type must be object, got {shown(types)}")

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from quire.errors import InvalidParameter, UnsupportedFeature
+from quire.errors import UnsupportedFeature
 from quire.message_formats.format import CallSyntax
-from quire.message_formats.grammars.call_grammar import CallGrammar, without_ebnf
 from quire.message_formats.thinking import marked_thinking
-from quire.message_formats.tools import Tool
 from quire.sampling_params import SamplingParams
+from quire.server.api.call_grammars import call_grammar, takes_triggers
 from quire.server.api.message_reader import Reading
 from quire.server.api.tools import Choice
 from quire.server.http.errors import invalid
 from quire.structured.checker import GrammarChecker
 from quire.structured.grammar import Gate, Marker, Thinking
-from quire.structured.json_expression import json_expression
-from quire.structured.json_schema import JsonSchema
 from quire.structured.params import StructuredOutputsParams
 
 
@@ -69,7 +64,7 @@ def _with_calls(params: SamplingParams, reading: Reading, grammars: GrammarCheck
     if why:
         return _only_read(free, why)
     try:
-        found = _checked(syntax, reading, grammars)
+        found = call_grammar(syntax, reading, grammars)
     except UnsupportedFeature as error:
         if is_required:
             raise
@@ -101,7 +96,7 @@ def _call_gate(syntax: CallSyntax, reading: Reading) -> Gate | None:
         openings=openings,
         repeats=is_repeated,
         is_open=reading.in_header is True,
-        takes_triggers=_takes_triggers(syntax, reading),
+        takes_triggers=takes_triggers(syntax, reading),
     )
 
 
@@ -109,14 +104,6 @@ def _takes_headers(reading: Reading) -> bool:
     """Whether the grammar of calls takes the headers of all messages."""
     layout = reading.message_format.layout
     return layout is not None and layout.takes_headers
-
-
-def _takes_triggers(syntax: CallSyntax, reading: Reading) -> bool:
-    """Whether what follows depends on the marker that begins a call. A grammar cannot take those that are of text and
-    tokens."""
-    is_plain = all(len(reading.marks.pieces(begin)) == 1 for begin in syntax.begins)
-    is_one_thing = reading.message_format.layout is not None or len(syntax.begins) + bool(syntax.bare) < 2
-    return bool(syntax.begins) and is_plain and not is_one_thing
 
 
 def _why_only_read(syntax: CallSyntax, reading: Reading, gate: Gate | None) -> str:
@@ -181,7 +168,7 @@ def _with_form(
     ):
         unused = "tools: the answer has the form that was asked for, so it calls nothing"
         return replace(alone, warnings=(*alone.warnings, unused))
-    found = _checked(syntax, reading, grammars, form)
+    found = call_grammar(syntax, reading, grammars, form)
     forms = StructuredOutputsParams(grammar=found.text)
     warnings = (*alone.warnings, *found.warnings)
     return Constrained(params.clone(structured_outputs=forms, gate=gate), reading, warnings)
@@ -202,109 +189,6 @@ def _free(params: SamplingParams, reading: Reading) -> Constrained:
     """Nothing but a budget of thinking counts."""
     is_limited = params.thinking_token_budget is not None
     return Constrained(params.clone(gate=_gate(reading)) if is_limited else params, reading)
-
-
-@dataclass(frozen=True, slots=True)
-class _Found:
-    text: str
-    is_binding: bool
-    warnings: tuple[str, ...]
-
-
-def _checked(
-    syntax: CallSyntax, reading: Reading, grammars: GrammarChecker, form: StructuredOutputsParams | None = None
-) -> _Found:
-    """The grammar of calls, or of them and a form that the answer may have instead. Schemas that are too much for the
-    grammar library give way, but for strict ones.
-
-    Raises: InvalidParameter, UnsupportedFeature.
-    """
-    try:
-        grammars.vocabulary()
-    except UnsupportedFeature as error:
-        reason = error.message.partition(": ")[2]
-        raise UnsupportedFeature(f"tools cannot be kept by a grammar here: {reason}", parameter="tools") from None
-    unkept: dict[str, str] = {}
-    while True:
-        found = _grammar(syntax, reading, unkept, form)
-        try:
-            grammars.check(StructuredOutputsParams(grammar=found.text))
-        except (InvalidParameter, UnsupportedFeature) as error:
-            if len(unkept) == len(reading.tools.tools) or not reading.tools.tools:
-                why = f"{_TOO_MUCH}, though their arguments may be any JSON object. Send fewer tools"
-                raise type(error)(f"tools: {why}", parameter="tools") from None
-            unkept = _blamed(syntax, reading, grammars, unkept)
-        else:
-            return found
-
-
-def _grammar(
-    syntax: CallSyntax,
-    reading: Reading,
-    unkept: Mapping[str, str],
-    form: StructuredOutputsParams | None = None,
-) -> _Found:
-    tools = reading.tools
-    is_single = tools.is_named or not tools.is_parallel
-    grammar = CallGrammar(
-        reading.marks,
-        list(tools.tools.values()),
-        parallel=not is_single,
-        unkept=unkept,
-        has_thought=reading.in_thinking,
-        max_thinking=reading.params.thinking_token_budget,
-    )
-    if form is not None:
-        start = f"{grammar.rule(syntax.several(grammar))} | {grammar.rule(_json_of(form))}"
-    elif tools.choice is Choice.REQUIRED:
-        start = syntax.several(grammar)
-    else:
-        takes = _takes_triggers(syntax, reading)
-        begins = [(grammar.marker(begin) if takes else "", begin) for begin in syntax.begins]
-        begins += [("", "")] if syntax.openings(tools.tools) else []
-        starts = [grammar.rule(grammar.sequence(marker, syntax.rest(grammar, begin))) for marker, begin in begins]
-        start = " | ".join(dict.fromkeys(starts))
-    return _Found(grammar.text(start), grammar.is_binding, tuple(grammar.warnings))
-
-
-def _json_of(form: StructuredOutputsParams) -> str:
-    """JSON that has the form, which was checked."""
-    root = {"type": "object"} if form.kind == "json_object" else json.loads(str(form.json))
-    return without_ebnf(json_expression(JsonSchema(root, "json")))
-
-
-def _blamed(
-    syntax: CallSyntax,
-    reading: Reading,
-    grammars: GrammarChecker,
-    unkept: Mapping[str, str],
-) -> dict[str, str]:
-    """`unkept` and the tools that cannot be kept even alone, and why; all of them where only the sum is too much.
-
-    Messages about grammars that are written here say nothing to a client, so the tool's schema is checked by itself.
-    """
-    found = dict(unkept)
-    for name, tool in reading.tools.tools.items():
-        if name in found:
-            continue
-        alone = replace(reading, tools=replace(reading.tools, tools={name: tool}))
-        try:
-            grammars.check(StructuredOutputsParams(grammar=_grammar(syntax, alone, {}).text))
-        except (InvalidParameter, UnsupportedFeature):
-            found[name] = _why_unkept(tool, grammars)
-    return found if len(found) > len(unkept) else dict.fromkeys(reading.tools.tools, _TOO_MUCH)
-
-
-_TOO_MUCH = "the schemas of all tools together are more than the grammar library can keep"
-
-
-def _why_unkept(tool: Tool, grammars: GrammarChecker) -> str:
-    """Why the schema of a tool cannot be kept, with the JSON pointer where it is known."""
-    try:
-        grammars.check(StructuredOutputsParams(json={"type": "object", **tool.parameters}))
-    except (InvalidParameter, UnsupportedFeature) as error:
-        return error.message.removeprefix("structured_outputs.json: ")
-    return "the schema is more than the grammar library can keep in the form in which this model writes calls"
 
 
 def _form_gate(reading: Reading) -> Gate | None:

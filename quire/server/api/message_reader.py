@@ -56,6 +56,8 @@ class MessageReader:
         """`branch` is the answer's index. Without a reading all is text."""
         self.num_reasoning_tokens = 0
         self.num_calls = 0
+        self.is_last_call_cut = False
+        """As a stop string leaves it, or max_tokens."""
         self._reading = reading
         if reading is None:
             return
@@ -91,8 +93,10 @@ class MessageReader:
         if completion.finish_reason is not None:
             for piece in self._text.finish():
                 yield self._feed(*piece)
-            yield 0, self._parser.finish(is_cut=completion.finish_reason == "length")
+            is_cut = completion.finish_reason == "length" or completion.stop_reason is not None
+            yield 0, self._parser.finish(is_cut=is_cut)
         self.num_calls = self._parser.num_calls
+        self.is_last_call_cut = self._parser.is_last_call_cut
 
     def _feed(self, text: str, num_tokens: int) -> tuple[int, list[Part]]:
         if self._parser.is_thinking:
@@ -100,9 +104,9 @@ class MessageReader:
         return num_tokens, self._parser.feed(text)
 
     def finish_reason(self, completion: CompletionOutput) -> str | None:
-        """The engine's, or tool_calls when the answer ended by itself and has calls."""
+        """The engine's, or tool_calls when the answer ended by itself and has calls, all of them whole."""
         reason = completion.finish_reason
-        return "tool_calls" if reason == "stop" and self.num_calls else reason
+        return "tool_calls" if reason == "stop" and self.num_calls and not self.is_last_call_cut else reason
 
 
 def reading_of(

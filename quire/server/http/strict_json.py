@@ -10,7 +10,6 @@ process, so a large text is walked here in Python, which gives the lock up, and 
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections import Counter
 from typing import Any
@@ -18,6 +17,7 @@ from typing import Any
 from quire.errors import shown
 from quire.server.http.errors import ApiError
 from quire.utils.cancellation import check_cancelled
+from quire.utils.json_text import NoJsonNumber, finite, no_constant
 
 MAX_DEPTH = 64
 MAX_KEYS = 4096
@@ -90,9 +90,11 @@ def _read_small(data: bytes | bytearray) -> Any:
 def _loads(text: str) -> Any:
     """What `json` makes of it, strictly but for depth and surrogates."""
     try:
-        return json.loads(text, object_pairs_hook=_object, parse_constant=_no_constant, parse_float=_finite)
+        return json.loads(text, object_pairs_hook=_object, parse_constant=no_constant, parse_float=finite)
     except json.JSONDecodeError:
         raise
+    except NoJsonNumber as error:
+        raise _not_json(f"{error}.") from None
     except ValueError as error:  # an integer of thousands of digits
         raise _not_json(f"Could not parse JSON: {str(error).partition(';')[0]}.") from None
 
@@ -311,17 +313,6 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _check_key(key: str) -> None:
     if len(key) > MAX_KEY:
         raise _not_json(f"A key has {len(key)} characters; the limit is {MAX_KEY}.")
-
-
-def _finite(text: str) -> float:
-    value = float(text)
-    if math.isinf(value):
-        raise ApiError(400, "invalid_json", f"{shown(text)[1:-1]} is beyond the range of numbers; they must be finite.")
-    return value
-
-
-def _no_constant(name: str) -> float:
-    raise _not_json(f"{name} is not JSON; numbers must be finite.")
 
 
 def _check_depth(value: Any, room: int) -> None:

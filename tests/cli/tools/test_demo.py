@@ -63,7 +63,7 @@ def test_mistakes_are_told_to_the_model(name: str, arguments: str, told: str) ->
     assert told in result
 
 
-@pytest.mark.parametrize("arguments", ["", "{", "[]", "1", '"a"', "[" * 1000])
+@pytest.mark.parametrize("arguments", ["", "{", "[]", "1", '"a"', "[" * 1000, '{"a": NaN}', '{"a": 1e999}'])
 def test_broken_arguments_go_back_as_an_empty_object(arguments: str) -> None:
     assert written_call(ToolCall("1", "f", arguments))["function"]["arguments"] == "{}"
     assert written_call(ToolCall("1", "f", '{"a": 1}'))["function"]["arguments"] == '{"a": 1}'

@@ -8,6 +8,7 @@ from typing import Any
 import anthropic
 import pytest
 
+from tests.server.api.test_tools import FIXED
 from tests.server.conftest import MODEL, Running, Serve
 
 QUESTION: Any = [{"role": "user", "content": "What is the weather in Oslo?"}]
@@ -80,6 +81,21 @@ def test_thinking_that_is_not_wanted_is_not_shown(client: anthropic.Anthropic) -
 def test_blocks_come_in_the_order_in_which_they_were_written(client: anthropic.Anthropic) -> None:
     for message in ask(client, f"{CALL}\nand then\n{CALL} done"):
         assert [block.type for block in message.content] == ["tool_use", "text", "tool_use", "text"]
+
+
+@pytest.mark.parametrize("stop", [" west", "7", "</tool_call>"])
+def test_a_call_that_a_stop_sequence_cuts_is_not_told_as_a_whole_one(client: anthropic.Anthropic, stop: str) -> None:
+    function = FIXED["function"]
+    tool = {"name": function["name"], "input_schema": function["parameters"]}
+    fields: dict[str, Any] = {"model": MODEL, "max_tokens": 400, "messages": QUESTION, "tools": [tool]}
+    fields |= {"tool_choice": {"type": "any", "disable_parallel_tool_use": True}, "stop_sequences": [stop]}
+    whole = client.messages.create(**fields)
+    *_, end = [event for event in client.messages.create(**fields, stream=True) if event.type == "message_delta"]
+    is_whole = whole.content[-1].input == {"to": "north west", "by": 7}
+    assert is_whole == (stop == "</tool_call>")
+    expected = ("tool_use", None) if is_whole else ("stop_sequence", stop)
+    assert (whole.stop_reason, whole.stop_sequence) == expected
+    assert (end.delta.stop_reason, end.delta.stop_sequence) == expected
 
 
 def test_a_choice_of_none_leaves_text(client: anthropic.Anthropic) -> None:

@@ -10,7 +10,7 @@ import openai
 import pydantic
 import pytest
 
-from tests.server.api.test_tools import CALL
+from tests.server.api.test_tools import CALL, FIXED
 from tests.server.api.test_tools import WEATHER as CHAT_WEATHER
 from tests.server.conftest import MODEL, Running, Serve
 
@@ -166,6 +166,36 @@ def test_what_is_cut_is_the_same_streamed_and_whole(thinking: openai.OpenAI, len
     assert {item.status for item in whole.output[:-1]} <= {"completed"}
     if whole.status == "incomplete":
         assert whole.incomplete_details.reason == "max_output_tokens"
+
+
+@pytest.mark.parametrize("stop", [" west", "7", "</tool_call>"])
+def test_a_call_that_a_stop_string_cuts_is_incomplete(client: openai.OpenAI, stop: str) -> None:
+    tool = {"type": "function", **FIXED["function"]}
+    given: dict[str, Any] = {"model": MODEL, "input": "Go.", "tools": [tool], "tool_choice": "required"}
+    given |= {"parallel_tool_calls": False, "extra_body": {"stop": [stop], "seed": 1}}
+    whole = client.responses.create(**given)
+    last = list(client.responses.create(**given, stream=True))[-1].response
+    assert plain(last.output) == plain(whole.output)
+    assert whole.output[-1].status == ("completed" if stop == "</tool_call>" else "incomplete")
+
+
+def test_a_conversation_goes_on_behind_a_call_that_was_cut(client: openai.OpenAI) -> None:
+    tool = {"type": "function", **FIXED["function"]}
+    given: dict[str, Any] = {"model": MODEL, "tools": [tool], "extra_body": {"stop": [" west"]}}
+    cut = client.responses.create(**given, input="Go.", tool_choice="required")
+    (call,) = cut.output
+    assert (call.status, call.arguments.count("north")) == ("incomplete", 1)
+    given |= {"max_output_tokens": 2, "tool_choice": "none"}
+    chained: Any = client.responses.create(**given, input="Go on.", previous_response_id=cut.id)
+    assert "previous_response_id: the call of move was cut and is left out" in chained.warnings
+    sent: Any = [{"role": "user", "content": "Go."}, call.to_dict(), {"role": "user", "content": "Go on."}]
+    resent: Any = client.responses.create(**given, input=sent)
+    assert "input[1]: the call of move was cut and is left out" in resent.warnings
+    assert resent.usage.input_tokens == chained.usage.input_tokens
+    sent[1]["status"] = "completed"
+    with pytest.raises(openai.BadRequestError, match="not valid JSON") as caught:
+        client.responses.create(**given, input=sent)
+    assert caught.value.param == "input[1].arguments"
 
 
 def test_an_answer_without_text_is_an_empty_message(client: openai.OpenAI) -> None:

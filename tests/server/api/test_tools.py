@@ -231,6 +231,53 @@ def test_a_call_that_is_cut_has_the_arguments_so_far(client: openai.OpenAI) -> N
             assert full.function.arguments.startswith(call.function.arguments)
 
 
+FIXED: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "move",
+        "parameters": {
+            "type": "object",
+            "properties": {"to": {"const": "north west"}, "by": {"const": 7}},
+            "required": ["to", "by"],
+            "additionalProperties": False,
+        },
+    },
+}
+"""A tool whose calls are all alike."""
+
+
+@pytest.mark.parametrize("stop", [" west", "7", "}", "</tool_call>"])
+@pytest.mark.parametrize("include", [False, True])
+def test_a_call_that_a_stop_string_cuts_is_not_told_as_a_whole_one(
+    client: openai.OpenAI, stop: str, include: bool
+) -> None:
+    given: dict[str, Any] = {"model": MODEL, "messages": QUESTION, "tools": [FIXED], "tool_choice": "required"}
+    given |= {"parallel_tool_calls": False, "stop": [stop], "max_tokens": 400, "seed": 1}
+    given["extra_body"] = {"include_stop_str_in_output": include}
+    whole = client.chat.completions.create(**given).choices[0]
+    chunks = [chunk.choices[0] for chunk in client.chat.completions.create(**given, stream=True)]
+    (call,) = whole.message.tool_calls or ()
+    streamed_arguments = [piece.function.arguments for chunk in chunks for piece in chunk.delta.tool_calls or ()]
+    assert call.function.arguments == "".join(streamed_arguments)
+    try:
+        is_whole = json.loads(call.function.arguments) == {"to": "north west", "by": 7}
+    except json.JSONDecodeError:
+        is_whole = False
+    assert is_whole == (stop == "</tool_call>" or (stop == "}" and include))
+    assert whole.finish_reason == chunks[-1].finish_reason == ("tool_calls" if is_whole else "stop")
+
+
+@pytest.mark.parametrize("stop", ["a", "ll>", "{", "name", "move", "arg"])
+def test_the_head_of_a_call_that_a_stop_string_cuts_is_no_text(client: openai.OpenAI, stop: str) -> None:
+    given: dict[str, Any] = {"model": MODEL, "messages": QUESTION, "tools": [FIXED], "tool_choice": "required"}
+    given |= {"stop": [stop], "max_tokens": 400, "seed": 1}
+    whole = client.chat.completions.create(**given).choices[0]
+    deltas = [chunk.choices[0].delta for chunk in client.chat.completions.create(**given, stream=True)]
+    assert not whole.message.content
+    assert not any(delta.content for delta in deltas)
+    assert whole.finish_reason == "stop"
+
+
 def test_what_is_cut_behind_a_call_is_the_same_streamed_and_whole(client: openai.OpenAI) -> None:
     function = {"name": "now", "parameters": {"type": "object", "properties": {}, "additionalProperties": False}}
     given: dict[str, Any] = {"model": MODEL, "messages": QUESTION, "temperature": 1, "tool_choice": "required"}

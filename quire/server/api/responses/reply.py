@@ -56,7 +56,8 @@ class _Answer:
         self._generation.num_reasoning_tokens = self._reader.num_reasoning_tokens
         if completion.finish_reason is not None:
             rest = write([*self._untold, *self._unread])
-            yield from self.output.finish(is_cut=is_cut(completion), logprobs=rest)
+            cut = is_cut(completion) or self._reader.is_last_call_cut
+            yield from self.output.finish(is_cut=cut, logprobs=rest)
 
     def _parts(self, completion: CompletionOutput) -> Iterator[tuple[Part, list[Any]]]:
         """The parts of a piece, those of text with the logprobs of the tokens since the last part."""
