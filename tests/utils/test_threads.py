@@ -102,7 +102,8 @@ def test_only_the_thread_that_wakes_promptly_has_a_short_slice() -> None:
         found.append(slice_ns(child.pid))
         child.communicate(b"\n")
 
-    usual = slice_ns(own())
+    start_essential("quire-usual", lambda: found.append(slice_ns(own()))).join()  # this thread may be a loop's
     start_essential("quire-some", run).join()
-    assert found == [PROMPT_SLICE_NS, usual, usual]
-    assert slice_ns(own()) == usual > PROMPT_SLICE_NS
+    usual, prompt, *others = found
+    assert prompt == PROMPT_SLICE_NS < usual
+    assert others == [usual, usual]
