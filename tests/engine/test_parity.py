@@ -18,8 +18,6 @@ from tests.family_configs import ATTENTION_FREE, FAMILIES, ONE_OF_EACH_KIND, REC
 
 NUM_PROMPTS, NUM_TOKENS = 20, 32
 GREEDY = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True, logprobs=2)
-FEWER = GREEDY.clone(max_tokens=20)
-"""For families whose kind another one shows at length."""
 WAYS: dict[str, dict[str, Any]] = {
     "batched": {},
     "chunks of 7": {"long_prefill_token_threshold": 7},
@@ -95,20 +93,19 @@ def test_greedy_tokens_are_those_of_transformers_however_they_are_run(
     family: str, ops: str, checkpoint: Checkpoint
 ) -> None:
     directory = checkpoint(family)
-    shows_its_kind = family in ONE_OF_EACH_KIND
-    given, params = prompts_for(ops if shows_its_kind else "reference"), GREEDY if shows_its_kind else FEWER
+    given = prompts_for(ops if family in ONE_OF_EACH_KIND else "reference")
     with LLM(str(directory), ops=ops, dtype="float32", max_model_len=128, enable_prefix_caching=False) as llm:
-        alone = bits([llm.generate([prompt], params)[0] for prompt in given])
+        alone = bits([llm.generate([prompt], GREEDY)[0] for prompt in given])
         assert llm.engine.parts.core.executor.worker.runner.graphs.recordable  # type: ignore[attr-defined]
     for prompt, (token_ids, _) in zip(given, alone, strict=True):
         assert token_ids == expected_by_transformers(directory, prompt, token_ids)
     for way, options in ways_of(family).items():
         with LLM(str(directory), ops=ops, dtype="float32", **{"max_model_len": 128, **options}) as llm:
-            assert bits(llm.generate(given, params)) == alone, way
+            assert bits(llm.generate(given, GREEDY)) == alone, way
             if "preempted" in way:
                 assert llm.engine.parts.core.scheduler.num_preemptions > 0
             if way == "batched" and family not in RECURRENT:
-                again = llm.generate(given, params)
+                again = llm.generate(given, GREEDY)
                 assert bits(again) == alone, "from the prefix cache"
                 assert sum(output.num_cached_tokens for output in again) > 0
 
