@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
-import platform
-import struct
 import sys
 import threading
 from collections.abc import Callable
 
 from quire.log import get_logger
+from quire.utils.process import use_slice
 
 log = get_logger(__name__)
 
@@ -20,11 +18,6 @@ THREAD_FAILED_STATUS = 70
 BACKGROUND_NICENESS = 10
 """10 % of a core that others use. Not SCHED_IDLE: such a thread got the interpreter's lock and then no core for 5.5 s,
 while other processes used all of them, and nobody else could run (benchmarks/structured.md)."""
-
-_SCHED_SETATTR = {"x86_64": 314, "aarch64": 274}
-_SCHED_ATTR = struct.Struct("=IIQiIQQQ")
-"""size, policy, flags, niceness, priority, and three times, of which the first is a thread's slice."""
-_RESET_ON_FORK = 1
 PROMPT_SLICE_NS = 100_000
 """The shortest that Linux has."""
 
@@ -49,13 +42,10 @@ def wake_promptly() -> None:
     the core of a thread with a longer one takes it at once. Otherwise it waits for the next tick, up to 4 ms, though
     another core is idle or has a thread that would give way. Threads and processes that it starts are ordinary ones.
     """
-    number = _SCHED_SETATTR.get(platform.machine())
-    if sys.platform != "linux" or number is None or os.sched_getscheduler(0) != os.SCHED_OTHER:
-        return
-    niceness = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
-    if niceness >= 0:  # those that it starts would lose a negative one
-        attr = _SCHED_ATTR.pack(_SCHED_ATTR.size, os.SCHED_OTHER, _RESET_ON_FORK, niceness, 0, PROMPT_SLICE_NS, 0, 0)
-        ctypes.CDLL(None).syscall(number, 0, attr, 0)
+    if sys.platform == "linux" and os.sched_getscheduler(0) == os.SCHED_OTHER:
+        niceness = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+        if niceness >= 0:  # those that it starts would lose a negative one
+            use_slice(PROMPT_SLICE_NS, niceness)
 
 
 def start_essential(name: str, run: Callable[[], None]) -> threading.Thread:

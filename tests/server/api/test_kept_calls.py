@@ -24,8 +24,9 @@ from quire.server.api.constraints import Constrained, constrained
 from quire.server.api.message_reader import Reading
 from quire.server.api.tools import Choice, tool_use
 from quire.structured.backend import mask_words
+from quire.structured.checker_protocol import Verdict
 from quire.structured.gate import GatedBackend, GatedMatcher
-from quire.structured.grammar import Grammar, Vocabulary
+from quire.structured.grammar import Vocabulary
 from quire.structured.llguidance_backend import LLGuidance
 from quire.structured.llguidance_source import grammar_of
 from tests.message_formats.families import Tokens
@@ -146,10 +147,10 @@ class Writer:
     def vocabulary(self) -> Vocabulary:
         return self._vocabulary
 
-    def check(self, form: Any) -> Grammar:
+    def verdict(self, form: Any, limit_s: float = 0.0) -> Verdict:
         grammar = grammar_of(form)
         assert not self.library.compile(grammar).error, grammar.text
-        return grammar
+        return Verdict(grammar=grammar)
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         return list(text.encode())
