@@ -149,8 +149,8 @@ int32_t qr_select_entries(int32_t* selected, int64_t num_selected, const void* q
   if (sequences == 0) return QR_OK;
   if (!are_there(selected, query, weights, query_start, seq_lens)) return QR_EINVAL;
   const Steps steps{query_start, seq_lens, sequences, block_tables, table_stride, block_size, num_blocks};
-  const RowLayout lie{num_blocks, rows_of_block, width, block};
-  const Rows rows{static_cast<const char*>(entries), entries_dtype, lie, steps, rate};
+  const RowLayout row_layout{num_blocks, rows_of_block, width, block};
+  const Rows rows{static_cast<const char*>(entries), entries_dtype, row_layout, steps, rate};
   if (!rows.are_valid() || !are_sizes(steps.tokens(), heads, size) || !are_sizes(steps.tokens(), num_selected))
     return QR_EINVAL;
   const int64_t most = (num_selected + 1) * rate - 1;  // positions before it see no more entries than that
@@ -218,11 +218,11 @@ int32_t qr_compressed_attention(void* out, const void* query, int32_t dtype, con
   if (sequences == 0) return QR_OK;
   if (!are_there(out, query, sinks, query_start, seq_lens)) return QR_EINVAL;
   const Steps steps{query_start, seq_lens, sequences, block_tables, table_stride, block_size, num_blocks};
-  const RowLayout lie{num_blocks, rows_of_block, width, block};
-  const Rows rows{static_cast<const char*>(last), cache_dtype, lie, steps, 1};
+  const RowLayout row_layout{num_blocks, rows_of_block, width, block};
+  const Rows rows{static_cast<const char*>(last), cache_dtype, row_layout, steps, 1};
   const Steps of_entries{query_start, seq_lens, sequences, entry_tables, entry_table_stride, entry_block_size, entry_blocks};
-  const RowLayout entries_lie{entry_blocks, entries_of_block, entry_width, entry_block};
-  const Rows others{static_cast<const char*>(entries), cache_dtype, entries_lie, of_entries, rate};
+  const RowLayout entry_layout{entry_blocks, entries_of_block, entry_width, entry_block};
+  const Rows others{static_cast<const char*>(entries), cache_dtype, entry_layout, of_entries, rate};
   if (!rows.are_valid() || head_size > 2 * width || !are_sizes(steps.tokens(), heads, head_size)) return QR_EINVAL;
   if (entries != nullptr && (!others.are_valid() || head_size > 2 * entry_width)) return QR_EINVAL;
   if (selected != nullptr && (entries == nullptr || !are_sizes(steps.tokens(), num_selected))) return QR_EINVAL;

@@ -21,10 +21,11 @@ extern "C" int32_t qr_compress(void* entries, int32_t dtype, int64_t num_blocks,
                                int64_t rotated) {
   if (kernels() == nullptr) return QR_ESTATE;
   const int64_t least = index_norm == nullptr ? size : std::min(size, index_size);
-  if (rate <= 0 || !are_sizes(2, rate) || (reach != rate && reach != 2 * rate) || size <= 0 || (index_norm == nullptr) != (index_size == 0) ||
-      rotated <= 0 || rotated % 2 != 0 || rotated > least || !is_epsilon(eps) ||
-      !are_sizes(reach, tail_width) || !are_sizes(size) || !are_sizes(index_size) || !are_sizes(width, 2) || !are_sizes(rows_of_block, rate) ||
-      !are_sizes(tail_of_block) || !are_sizes(num_positions, rotated))
+  if (rate <= 0 || !are_sizes(2, rate) || (reach != rate && reach != 2 * rate) || size <= 0 ||
+      (index_norm == nullptr) != (index_size == 0) || rotated <= 0 || rotated % 2 != 0 || rotated > least ||
+      !is_epsilon(eps) || !are_sizes(reach, tail_width) || !are_sizes(size) || !are_sizes(index_size) ||
+      !are_sizes(width, 2) || !are_sizes(rows_of_block, rate) || !are_sizes(tail_of_block) ||
+      !are_sizes(num_positions, rotated))
     return QR_EINVAL;
   const int64_t row = size + index_size;
   if (tail_width != row * (reach / rate) || row > 2 * width || row < 2 * width - 1) return QR_EINVAL;

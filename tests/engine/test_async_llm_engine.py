@@ -220,9 +220,8 @@ def test_the_engine_serves_one_loop_after_another(shared: Harness) -> None:
 @pytest.mark.skipif(os.getpriority(os.PRIO_PROCESS, 0) < 0, reason="a thread with a negative niceness stays as it is")
 def test_the_thread_of_the_loop_wakes_promptly_and_that_of_the_core_does_not(shared: Harness) -> None:
     def is_prompt(name: str) -> bool:
-        own = [
-            thread.native_id for thread in threading.enumerate() if thread.name == name
-        ]  # engines of other tests, too
+        # engines of other tests have such threads, too
+        own = [thread.native_id for thread in threading.enumerate() if thread.name == name]
         policies = [os.sched_getscheduler(native_id) for native_id in own if native_id is not None]
         assert policies
         return any(policy & os.SCHED_RESET_ON_FORK for policy in policies)

@@ -13,8 +13,7 @@ namespace {
 
 constexpr int kTileRows = 2;  // divides the height of a block of x
 
-// Nothing is computed. What comes later stays behind what v is now: GCC moves all products before all sums, and spills
-// them.
+// Keeps the order of sums, at no cost: without it GCC computes all products of a tile first, and spills them.
 QR_INLINE void settle(vi& v) { asm("" : "+x"(v)); }
 QR_INLINE void keep(char* at, vi v) { _mm256_store_si256(reinterpret_cast<__m256i*>(at), v); }
 QR_INLINE vi kept(const char* at) { return _mm256_load_si256(reinterpret_cast<const __m256i*>(at)); }
@@ -38,17 +37,17 @@ struct UnpackedBytes<8> {
   __attribute__((always_inline)) vi times(vi x) const { return _mm256_maddubs_epi16(size, _mm256_sign_epi8(x, w)); }
 };
 
-// How a format is unpacked: kInputs at a time, as [steps of 64][halves of 16 columns][fours of inputs][16][4]. Panels of 8
-// bits lie so already.
+// How a format is unpacked: kInputs at a time, as [steps of 64][halves of 16 columns][fours of inputs][16][4]. Panels of
+// 8 bits have that form already, and are read where they are.
 template <class Format>
 struct Unpacking {
-  static constexpr bool kIsPacked = Format::kHalfBytes < 1024;
+  static constexpr bool kMustUnpack = Format::kHalfBytes < 1024;
   static constexpr int kInputs = Format::kRounded;
   static constexpr int kInStep = Format::kGroup < 64 ? Format::kGroup : 64;  // inputs of a group in one step
   static constexpr int kParts = kInputs / kInStep, kPartsOfStep = 64 / kInStep;
   static constexpr int kFours = kInStep / 4;
   static constexpr int64_t kFourBytes = 64, kStepBytes = 2048;
-  static constexpr int64_t kHalf = kIsPacked && kInputs < 64 ? kInputs * 16 : kStepBytes / 2;
+  static constexpr int64_t kHalf = kMustUnpack && kInputs < 64 ? kInputs * 16 : kStepBytes / 2;
   static constexpr int kRows = Format::kGroup < 32 ? Format::kGroup / 8 : 4;  // of 8 k, that are unpacked side by side
   static constexpr int64_t kPackedBytes = kInputs * Format::kHalfBytes / 32;
 
@@ -75,7 +74,7 @@ struct Unpacking {
 
   // Where inputs [begin, begin + count) of a panel lie unpacked; in `bytes`, if it must be written.
   QR_INLINE const char* unpack(const Format& format, char* bytes, const char* packed, int64_t begin, int64_t count) {
-    if constexpr (!kIsPacked) return packed + step_of(begin) * kStepBytes + in_step(begin) * 16;
+    if constexpr (!kMustUnpack) return packed + step_of(begin) * kStepBytes + in_step(begin) * 16;
     for (int64_t i = 0; i < count; i += kRows * 8) {
       const char* step = packed + step_of(begin + i) * (2 * Format::kHalfBytes);
       char* out = bytes + step_of(i) * kStepBytes + in_step(i) * 16;
@@ -102,7 +101,7 @@ class UnpackedPanel {
   using Layout = Unpacking<Format>;
   using Weights = UnpackedBytes<Format::kBits>;
   static constexpr bool kIsSigned = Format::kBits == 8;
-  static constexpr int kTogether = Weights::kFit < Layout::kFours ? Weights::kFit : Layout::kFours;  // fours, in 16 bits
+  static constexpr int kTogether = Weights::kFit < Layout::kFours ? Weights::kFit : Layout::kFours;  // in 16 bits
   static constexpr int kGroups = Format::kNested ? Layout::kParts : 1;
   static constexpr int kBiasBits = Format::kBias == 128 ? 7 : Format::kBias == 32 ? 5 : Format::kBias == 16 ? 4 : 3;
   static_assert(kIsSigned || Format::kBias == 0 || Format::kBias == 1 << kBiasBits, "biases are shifts");
@@ -112,9 +111,9 @@ class UnpackedPanel {
   const QuantizedRows<Format::kGroup> x;
   const int64_t panel, groups;
   const char* packed;
-  alignas(64) char bytes[Layout::kIsPacked ? Layout::kInputs * kPanel : 1];
+  alignas(64) char bytes[Layout::kMustUnpack ? Layout::kInputs * kPanel : 1];
   alignas(64) char codes[kGroups * kVectors * 32];  // of nested groups, each twice in 16 bits
-  alignas(64) char pairs[kGroups * kVectors * 32];  // what sums of inputs are multiplied with, of two groups side by side
+  alignas(64) char pairs[kGroups * kVectors * 32];  // what the sums of two groups' inputs are multiplied by
 
  public:
   UnpackedPanel(const GemmArgs& g, const QuantizedRows<Format::kGroup>& x, int64_t panel)
@@ -278,10 +277,9 @@ class UnpackedPanel {
 template <class Format>
 void multiply_panel(const GemmArgs& g, const QuantizedRows<Format::kGroup>& x, int64_t row_begin, int64_t row_end,
                     int64_t panel, float* sums) {
-  if (Unpacking<Format>::kIsPacked && row_end - row_begin == 1)  // reading on beats unpacking for a row
-    multiply_row<Format>(g, x, row_begin, panel, sums);
-  else
-    UnpackedPanel<Format>(g, x, panel).multiply(row_begin, row_end, sums);
+  if constexpr (Unpacking<Format>::kMustUnpack)  // for one row, what is unpacked is not worth keeping
+    if (row_end - row_begin == 1) return multiply_row<Format>(g, x, row_begin, panel, sums);
+  UnpackedPanel<Format>(g, x, panel).multiply(row_begin, row_end, sums);
 }
 
 }  // namespace
