@@ -1,22 +1,26 @@
 // Integer products by vpdpbusd: four products of unsigned weights (kBias more than they are) and signed x are summed into
-// 32 bits. Sums start at what the biases are too many.
+// 32 bits.
 //
-// The sums of eight rows and 32 columns take half of the registers. More rows pass eight at a time over each group of
-// weights, which stays in L1 meanwhile.
+// Rows pass a few at a time, a tile, over each group of weights (of nested ones a block), which stays in L1 meanwhile.
+// Sums of a tile and all 32 columns stay in registers, together with what those of a block add up to.
 #pragma once
 
-#include "nested.h"
+#include "gemm_quantized_vnni_row.h"
 
 namespace qr {
 namespace {
 
-constexpr int kVnniRows = 8;  // divides the height of a block of x
-
-// acc += sums of four products of unsigned w and signed x
-QR_INLINE vi dot(vi acc, vi w, vi x) { return _mm512_dpbusd_epi32(acc, w, x); }
+// Rows of a tile; divides the height of a block of x.
+#if defined(__AMX_INT8__)
+template <class Format>
+constexpr int kTileRows = 8;  // more are multiplied by AMX
+#else
+template <class Format>
+constexpr int kTileRows = Format::kNested ? 4 : 8;
+#endif
 
 template <int R>
-constexpr int kChains = R <= 4 ? 2 : 1;  // sums of few rows would wait for each other
+constexpr int kChains = R == 1 ? 2 : 1;  // sums of one row would wait for each other
 
 // Integer sums of R rows and the columns of a panel.
 template <int R>
@@ -26,7 +30,7 @@ struct GroupSums {
   template <int Bias>
   QR_INLINE void start(GroupSums& sums, const RowGroup* of, int64_t groups) {
     each<R>([&](auto r) __attribute__((always_inline)) {
-      const vi begin = _mm512_set1_epi32(-Bias * of[r * groups].sum);
+      const vi begin = less_biases<Bias>(of[r * groups]);
       each<kVectors>([&](auto v) __attribute__((always_inline)) {
         sums.chains[0][r][v] = begin;
         if constexpr (kChains<R> == 2) sums.chains[1][r][v] = none();
@@ -58,27 +62,56 @@ struct GroupSums {
   }
 };
 
+// ---- what a tile fetches while it works on a step, for kRowsTogether rows of 8 k at a time ----
+
+// A single tile: each line twice, soon before it is read to L1, and long before to L2.
+template <class Format>
+struct FetchTwice {
+  const char *soon, *later;
+  __attribute__((always_inline)) void fetch(int row) const {
+    constexpr int64_t kLines = Format::kHalfBytes / 64, kAtOnce = kLines * Format::kRowsTogether / 8;
+    for (int64_t line = 0, first = row * kLines / 8 * 64; line < kAtOnce * 64; line += 64)
+      for (int64_t half = 0; half < 2 * Format::kHalfBytes; half += Format::kHalfBytes) {
+        prefetch(soon + half + first + line);
+        prefetch_to_l2(later + half + first + line);
+      }
+  }
+};
+
+// One of several tiles: its share of what follows the group or block.
+template <class Format>
+struct FetchShare {
+  static constexpr int64_t kBytes = kTileRows<Format> * 128;  // of a step
+  const char* lines;
+  __attribute__((always_inline)) void fetch(int row) const {
+    for (int64_t line = 0; line < kBytes / 8 * Format::kRowsTogether; line += 64)
+      prefetch(lines + row * (kBytes / 8) + line);
+  }
+};
+
+struct FetchNothing {
+  void fetch(int) const {}
+};
+
+// Call body(std::integral_constant<int, rows, but at most R>()); rows > 0.
+template <int R, class Body>
+__attribute__((always_inline)) inline void with_rows(int64_t rows, const Body& body) {
+  if constexpr (R > 1)
+    if (rows < R) return with_rows<R - 1>(rows, body);
+  body(std::integral_constant<int, R>());
+}
+
 template <class Format>
 struct VnniPanel {
   static constexpr int64_t kStepBytes = 2 * Format::kHalfBytes;  // of 64 k
   static constexpr int64_t kSteps = Format::kGroup < 64 ? 1 : Format::kGroup / 64;
-  static constexpr int kEights = Format::kGroup < 64 ? Format::kGroup / 8 : 8;  // rows of 8 k of a group in one step
   static constexpr int kGroupInStep = Format::kGroup < 64 ? Format::kGroup : 64;  // k of a group in one step
-  static constexpr int64_t kSoon = kPrefetchBytes, kLater = kFarBytes;  // bytes ahead that go to L1, and to L2
-#if defined(__AMX_INT8__)
-  static constexpr int kRowsInOrder = 0;  // Intel: int4_g128 takes 1.45 times as long so, int8 1.07, most 1.05
-#else
-  // Zen 4 reads two places of a page in turn at half the speed of one. Formats of fewer bits lie closer together, and
-  // with more rows loading x once for each half costs more than that.
-  static constexpr int kRowsInOrder = Format::kHalfBytes == 1024 ? 4 : 1;
-#endif
-  // Bytes ahead that one row fetches to L2 where hardware alone is slower: many operations for a line, or very few.
-  static constexpr int64_t kAhead = !Format::kGrouped ? 4096 : Format::kHalfBytes < 1024 && kSteps == 1 ? kFarBytes : 0;
+  static constexpr int kEights = kGroupInStep / 8;
 
   const GemmArgs& g;
   const Format format;
   const QuantizedRows<Format::kGroup>& x;
-  int64_t panel;
+  const int64_t panel;
   const char *packed, *following;  // following: the panel that is read after this one
 
   VnniPanel(const GemmArgs& g, const QuantizedRows<Format::kGroup>& x, int64_t panel)
@@ -87,41 +120,95 @@ struct VnniPanel {
     following = packed + next * g.panel_bytes;
   }
 
+  void multiply(int64_t row_begin, int64_t row_end, float* sums) const {
+    if constexpr (Format::kNested) {
+      const int64_t blocks = int64_t(uint64_t(x.groups) / Format::kGroups);
+      for (int64_t block = 0; block < blocks; ++block) {
+        const BlockCodes<Format> codes(NestedBlock<Format>(g, panel, x.groups, block));
+        const int64_t group = block * Format::kGroups;
+        each_tile(first_step(group), first_step(group + Format::kGroups), row_begin, row_end, sums,
+                  [&](auto rows, int64_t row, const auto& ahead, float* total) __attribute__((always_inline)) {
+                    add_block<rows>(row, block, codes, ahead, total);
+                  });
+      }
+    } else {
+      for (int64_t group = 0; group < x.groups; ++group) {
+        const auto scales = GroupScales<Format>::of(g, panel, x.groups, group);
+        each_tile(first_step(group), first_step(group + 1), row_begin, row_end, sums,
+                  [&](auto rows, int64_t row, const auto& ahead, float* total) __attribute__((always_inline)) {
+                    add_group<rows>(row, group, scales, ahead, total);
+                  });
+      }
+    }
+  }
+
+ private:
   // So many bytes from the panel's start in the order in which they are read.
   const char* at(int64_t offset) const {
     return offset < g.panel_bytes ? packed + offset : following + (offset - g.panel_bytes);
   }
-  int64_t first_step(int64_t group) const { return group * Format::kGroup / 64; }
+  int64_t first_step(int64_t group) const { return int64_t(uint64_t(group) * Format::kGroup / 64); }
   int64_t last_step(int64_t group) const {
     const int64_t last = first_step(group) + kSteps;
-    return last < x.steps ? last : x.steps;
+    return kSteps == 1 || last < x.steps ? last : x.steps;
   }
 
-  // The integer sums of R rows and a group. fetch(step, row of 8 k) fetches what is read later, for kRowsTogether rows.
-  template <int R, class Fetch>
-  __attribute__((always_inline)) void sum_group(int64_t row, int64_t group, const Fetch& fetch, GroupSums<R>& sums) const {
+  // Call body(rows of a tile, its first row, ahead, its sums), ahead(step) being what to fetch in a step. `step` is the
+  // first one of what is multiplied, `next` of what follows.
+  template <class Body>
+  __attribute__((always_inline)) void each_tile(int64_t step, int64_t next, int64_t row_begin, int64_t row_end,
+                                                float* sums, const Body& body) const {
+    constexpr int kRows = kTileRows<Format>;
+    if (row_end - row_begin <= kRows) {
+      const auto twice = [&](int64_t at_step) __attribute__((always_inline)) {
+        return FetchTwice<Format>{at(at_step * kStepBytes + kPrefetchBytes), at(at_step * kStepBytes + kFarBytes)};
+      };
+      return with_rows<kRows>(row_end - row_begin,
+                              [&](auto rows) __attribute__((always_inline)) { body(rows, row_begin, twice, sums); });
+    }
+    int64_t fetched = 0;  // of each step
+    for (int64_t row = row_begin; row < row_end; row += kRows, sums += kRows * kPanel) {
+      if (fetched < kStepBytes && row + kRows <= row_end) {
+        const char* lines = at(next * kStepBytes) + fetched - step * kStepBytes;
+        const auto share = [&](int64_t at_step) __attribute__((always_inline)) {
+          return FetchShare<Format>{lines + at_step * kStepBytes};
+        };
+        body(std::integral_constant<int, kRows>(), row, share, sums);
+        fetched += FetchShare<Format>::kBytes;
+      } else {
+        const auto nothing = [](int64_t) __attribute__((always_inline)) { return FetchNothing(); };
+        with_rows<kRows>(row_end - row,
+                         [&](auto rows) __attribute__((always_inline)) { body(rows, row, nothing, sums); });
+      }
+    }
+  }
+
+  // The integer sums of R rows and a group.
+  template <int R, class Ahead>
+  __attribute__((always_inline)) void sum_group(int64_t row, int64_t group, const Ahead& ahead,
+                                                GroupSums<R>& sums) const {
     const RowGroup* of = x.row_groups + row * x.groups + group;
     const int begin = Format::kGroup < 64 ? int(uint64_t(group) % (64 / kGroupInStep)) * kEights : 0;
     const int8_t* lines = x.line(row, first_step(group));
     GroupSums<R>::template start<Format::kBias>(sums, of, x.groups);
-    for (int64_t step = first_step(group); step < last_step(group); ++step) {
+    for (int64_t step = first_step(group), last = last_step(group); step < last; ++step, lines += x.step_bytes()) {
+      const auto later = ahead(step);
       for (int i = begin; i < begin + kEights; i += Format::kRowsTogether) {
-        fetch(step, i);
-        each<Format::kRowsTogether>([&](auto row) __attribute__((always_inline)) {
-          GroupSums<R>::add(sums, format, lines, packed + step * kStepBytes, i, row);
+        later.fetch(i);
+        each<Format::kRowsTogether>([&](auto eight) __attribute__((always_inline)) {
+          GroupSums<R>::add(sums, format, lines, packed + step * kStepBytes, i, eight);
         });
       }
-      lines += x.step_bytes();
     }
   }
 
   // The products of R rows and a group are added to `total`.
-  template <int R, class Fetch>
+  template <int R, class Ahead>
   __attribute__((always_inline)) void add_group(int64_t row, int64_t group, const GroupScales<Format>& scales,
-                                                const Fetch& fetch, float* total) const {
+                                                const Ahead& ahead, float* total) const {
     const RowGroup* of = x.row_groups + row * x.groups + group;
     GroupSums<R> sums;
-    sum_group<R>(row, group, fetch, sums);
+    sum_group<R>(row, group, ahead, sums);
     const GroupScales<Format> own_scales = scales;  // which no store to `total` changes
     own_scales.by_kind([&](auto kind) __attribute__((always_inline)) {
       each<R>([&](auto r) __attribute__((always_inline)) {
@@ -136,200 +223,47 @@ struct VnniPanel {
   }
 
   // The same of a block of nested groups.
-  template <int R, class Fetch>
-  __attribute__((always_inline)) void add_block(int64_t row, int64_t index, const Fetch& fetch, float* total) const {
+  template <int R, class Ahead>
+  __attribute__((always_inline)) void add_block(int64_t row, int64_t index, const BlockCodes<Format>& codes,
+                                                const Ahead& ahead, float* total) const {
     const NestedBlock<Format> block(g, panel, x.groups, index);
     const int64_t first = index * Format::kGroups;
     const RowGroup* of = x.row_groups + row * x.groups + first;
     vi integers[R][kVectors];
     each<R * kVectors>([&](auto i) __attribute__((always_inline)) { integers[i / kVectors][i % kVectors] = none(); });
 #pragma GCC unroll 1
-    for (int64_t group = first; group < first + Format::kGroups; ++group) {
-      const auto scales = GroupScales<Format>::of(g, panel, x.groups, group);
+    for (int64_t group = 0; group < Format::kGroups; ++group) {
       GroupSums<R> sums;
-      sum_group<R>(row, group, fetch, sums);
-      each<R>([&](auto r) __attribute__((always_inline)) {
-        each<kVectors>([&](auto v) __attribute__((always_inline)) {
-          integers[r][v] = qr::add(integers[r][v], mul(GroupSums<R>::get(sums, r, v), scales.codes[v]));
+      sum_group<R>(row, first + group, ahead, sums);
+      each<kVectors>([&](auto v) __attribute__((always_inline)) {
+        const vi code = codes.of_group[group][v];
+        each<R>([&](auto r) __attribute__((always_inline)) {
+          integers[r][v] = qr::add(integers[r][v], mul(GroupSums<R>::get(sums, r, v), code));
         });
       });
     }
     each<kVectors>([&](auto v) __attribute__((always_inline)) {
       NestedBlock<Format>::template scale_sums<R>(
-          block, v, of, x.groups, [&](auto r) __attribute__((always_inline)) { return integers[r][v]; },
+          block, v, of, x.groups, [&](int64_t pair) __attribute__((always_inline)) { return codes.least[pair][v]; },
+          [&](auto r) __attribute__((always_inline)) { return integers[r][v]; },
           [&](auto r, vf value) __attribute__((always_inline)) {
             float* own = total + r * kPanel + v * W;
             store(own, fma(value, set1(of[r * x.groups].scale), index == 0 ? zero() : load(own)));
           });
     });
   }
-
-  // The products of R rows with what is scaled at once: group `index`, or block `index` of nested ones.
-  template <int R, class Fetch>
-  __attribute__((always_inline)) void add_scaled(int64_t row, int64_t index, const GroupScales<Format>& scales,
-                                                 const Fetch& fetch, float* total) const {
-    if constexpr (Format::kNested)
-      add_block<R>(row, index, fetch, total);
-    else
-      add_group<R>(row, index, scales, fetch, total);
-  }
-  int64_t first_group(int64_t index) const { return Format::kNested ? index * (kNestedBlock / Format::kGroup) : index; }
-  int64_t num_scaled() const { return Format::kNested ? x.groups / (kNestedBlock / Format::kGroup) : x.groups; }
-
-  QR_INLINE void fetch_half(const char* half) {
-    if constexpr (kAhead > 0)
-      each<Format::kHalfBytes / 64>([&](auto line) __attribute__((always_inline)) {
-        prefetch_to_l2(half + kAhead + line * 64);
-      });
-  }
-
-  // The integer sums of R rows and the 16 columns of a half: products of a group's part of a step from row `begin` on.
-  template <int R>
-  __attribute__((always_inline)) void add_half(vi (&acc)[2][R], const int8_t* lines, const char* half, int begin) const {
-    each<kEights / Format::kRowsTogether>([&](auto run) __attribute__((always_inline)) {
-      constexpr int kFirst = run * Format::kRowsTogether;
-      each<Format::kRowsTogether>([&](auto eight) __attribute__((always_inline)) {
-        vi w[2];
-        format.unsigned_row(half, begin + kFirst, eight, w[0], w[1]);
-        each<R>([&](auto r) __attribute__((always_inline)) {
-          each<2>([&](auto four) __attribute__((always_inline)) {
-            const int at = (begin + kFirst + eight) * 8 + four * 4;
-            acc[four][r] = dot(acc[four][r], w[four], four_bytes(lines + r * kQuantizedDepth + at));
-          });
-        });
-      });
-    });
-  }
-
-  template <int R>
-  __attribute__((always_inline)) void start_half(vi (&acc)[2][R], const RowGroup* of) const {
-    each<R>([&](auto r) __attribute__((always_inline)) {
-      acc[0][r] = _mm512_set1_epi32(-Format::kBias * of[r * x.groups].sum);
-      acc[1][r] = none();
-    });
-  }
-
-  template <int R>
-  __attribute__((always_inline)) void end_half(const vi (&acc)[2][R], const RowGroup* of,
-                                               const GroupScales<Format>& scales, int v,
-                                               Total<Format> (&total)[kVectors][R]) const {
-    scales.by_kind([&](auto kind) __attribute__((always_inline)) {
-      each<R>([&](auto r) __attribute__((always_inline)) {
-        total[v][r] = scales.add(kind, total[v][r], qr::add(acc[0][r], acc[1][r]), of[r * x.groups], v);
-      });
-    });
-  }
-
-  // Groups that share a step: those of one half, then those of the other.
-  template <int R>
-  __attribute__((always_inline)) void add_small_groups(const RowGroup* of, const int8_t* lines, int64_t step,
-                                                       Total<Format> (&total)[kVectors][R]) const {
-    constexpr int kGroups = 64 / kGroupInStep;
-    each<kVectors>([&](auto v) __attribute__((always_inline)) {
-      const char* half = packed + step * kStepBytes + v * Format::kHalfBytes;
-      if constexpr (R == 1) fetch_half(half);
-      each<kGroups>([&](auto i) __attribute__((always_inline)) {
-        const int64_t group = step * kGroups + i;
-        if (group >= x.groups) return;
-        vi acc[2][R];
-        start_half<R>(acc, of + group);
-        add_half<R>(acc, lines, half, i * kEights);
-        end_half<R>(acc, of + group, GroupScales<Format>::of(g, panel, x.groups, group), v, total);
-      });
-    });
-  }
-
-  // A group that fills its steps.
-  template <int R>
-  __attribute__((always_inline)) void add_large_group(const RowGroup* of, const int8_t* lines, int64_t group,
-                                                      Total<Format> (&total)[kVectors][R]) const {
-    const auto scales = GroupScales<Format>::of(g, panel, x.groups, group);
-    vi acc[kVectors][2][R];
-    each<kVectors>([&](auto v) __attribute__((always_inline)) { start_half<R>(acc[v], of + group); });
-    for (int64_t step = first_step(group); step < last_step(group); ++step, lines += x.step_bytes())
-      each<kVectors>([&](auto v) __attribute__((always_inline)) {
-        const char* half = packed + step * kStepBytes + v * Format::kHalfBytes;
-        if constexpr (R == 1) fetch_half(half);
-        add_half<R>(acc[v], lines, half, 0);
-      });
-    each<kVectors>([&](auto v) __attribute__((always_inline)) { end_half<R>(acc[v], of + group, scales, v, total); });
-  }
-
-  // R rows, read in order of address, with all sums in registers.
-  template <int R>
-  void multiply_in_order(int64_t row, float* sums) const {
-    const RowGroup* of = x.row_groups + row * x.groups;
-    const int8_t* lines = x.line(row, 0);
-    Total<Format> total[kVectors][R];
-    each<kVectors * R>([&](auto i) __attribute__((always_inline)) { clear(total[i / R][i % R]); });
-    for (int64_t step = 0; step < x.steps; step += kSteps, lines += kSteps * x.step_bytes()) {
-      if constexpr (Format::kGroup < 64)
-        add_small_groups<R>(of, lines, step, total);
-      else
-        add_large_group<R>(of, lines, step / kSteps, total);
-      end_group<Format, R>(g, panel, x.groups, (step + 1) * 64 / kGroupInStep - 1, of,
-                           [&](auto r, auto v) __attribute__((always_inline)) -> Total<Format>& { return total[v][r]; });
-    }
-    each<kVectors * R>([&](auto i) __attribute__((always_inline)) {
-      store(sums + i % R * kPanel + i / R * W, value_of(total[i / R][i % R]));
-    });
-  }
-
-  // All of up to R rows. Each line is fetched twice: soon before it is read to L1, and long before to L2.
-  template <int R>
-  void multiply_few(int64_t row, int64_t rows, float* sums) const {
-    if constexpr (R > 1)
-      if (rows < R) return multiply_few<R - 1>(row, rows, sums);
-    if constexpr (R <= kRowsInOrder) return multiply_in_order<R>(row, sums);
-    const auto fetch = [&](int64_t step, int i) __attribute__((always_inline)) {
-      constexpr int64_t kLines = Format::kHalfBytes / 64, kAtOnce = kLines * Format::kRowsTogether / 8;
-      const char *soon = at(step * kStepBytes + kSoon), *later = at(step * kStepBytes + kLater);
-      for (int64_t line = 0, first = i * kLines / 8 * 64; line < kAtOnce * 64; line += 64)
-        for (int64_t half = 0; half < kStepBytes; half += Format::kHalfBytes) {
-          prefetch(soon + half + first + line);
-          prefetch_to_l2(later + half + first + line);
-        }
-    };
-    for (int64_t index = 0; index < num_scaled(); ++index)
-      add_scaled<R>(row, index, GroupScales<Format>::of(g, panel, x.groups, first_group(index)), fetch, sums);
-  }
-
-  // Up to R rows of a group or block. `ahead`: what to fetch, 1 KiB for each step.
-  template <int R>
-  void add_rows(int64_t row, int64_t rows, int64_t index, const GroupScales<Format>& scales, const char* ahead,
-                float* sums) const {
-    if constexpr (R > 1)
-      if (rows < R) return add_rows<R - 1>(row, rows, index, scales, ahead, sums);
-    const auto fetch = [&](int64_t step, int i) __attribute__((always_inline)) {
-      const char* lines = ahead + (step - first_step(first_group(index))) * kStepBytes + i * 128;
-      for (int64_t line = 0; line < 128 * Format::kRowsTogether; line += 64) prefetch(lines + line);
-    };
-    add_scaled<R>(row, index, scales, fetch, sums);
-  }
-
-  // Group by group, or block by block; the first rows fetch what follows.
-  void multiply_many(int64_t row_begin, int64_t row_end, float* sums) const {
-    for (int64_t index = 0; index < num_scaled(); ++index) {
-      const auto scales = GroupScales<Format>::of(g, panel, x.groups, first_group(index));
-      const int64_t steps = Format::kNested ? kNestedBlock / 64 : kSteps;
-      const int64_t own = first_step(first_group(index)) * kStepBytes, next = own + steps * kStepBytes;
-      for (int64_t row = row_begin; row < row_end; row += kVnniRows) {
-        const int64_t done = (row - row_begin) / kVnniRows * 1024;  // bytes of each step that are fetched already
-        add_rows<kVnniRows>(row, row_end - row, index, scales, done < kStepBytes ? at(next) + done : packed + own,
-                            sums + (row - row_begin) * kPanel);
-      }
-    }
-  }
 };
 
 template <class Format>
 void multiply_panel(const GemmArgs& g, const QuantizedRows<Format::kGroup>& x, int64_t row_begin, int64_t row_end,
                     int64_t panel, float* sums) {
-  const VnniPanel<Format> weights(g, x, panel);
-  if (row_end - row_begin <= kVnniRows)
-    weights.template multiply_few<kVnniRows>(row_begin, row_end - row_begin, sums);
-  else
-    weights.multiply_many(row_begin, row_end, sums);
+  constexpr int kInOrder = RowsInOrder<Format>::kMostRows;
+  if constexpr (kInOrder > 0)
+    if (row_end - row_begin <= kInOrder)
+      return with_rows<kInOrder>(row_end - row_begin, [&](auto rows) {
+        RowsInOrder<Format>(g, x, panel).template multiply<rows>(row_begin, sums);
+      });
+  VnniPanel<Format>(g, x, panel).multiply(row_begin, row_end, sums);
 }
 
 }  // namespace

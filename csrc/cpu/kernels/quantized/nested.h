@@ -54,11 +54,11 @@ struct NestedBlock {
   vi least_of(int64_t pair, int v) const { return two_in_one(codes_of(2 * pair, 1, v), codes_of(2 * pair + 1, 1, v)); }
 
   // Scale a block's sums of R rows: scale * sums, with two kinds less least * inputs. Calls take(r, value), who multiplies
-  // by the row's own scale. sums_of(r): integers times codes. of: the block's first group of the first row; the next row's
-  // is `stride` further on.
-  template <int R, class SumsOf, class Take>
-  QR_INLINE void scale_sums(const NestedBlock& block, int v, const RowGroup* of, int64_t stride, const SumsOf& sums_of,
-                       const Take& take) {
+  // by the row's own scale. least_of(pair): as below, widened before or now. sums_of(r): integers times codes. of:
+  // the block's first group of the first row; the next row's is `stride` further on.
+  template <int R, class Least, class SumsOf, class Take>
+  QR_INLINE void scale_sums(const NestedBlock& block, int v, const RowGroup* of, int64_t stride, const Least& least_of,
+                            const SumsOf& sums_of, const Take& take) {
     const vf scale = load(block.halves + v * W);
     if constexpr (Format::kKinds == 1) {
       each<R>([&](auto r) __attribute__((always_inline)) { take(r, mul(floats(sums_of(r)), scale)); });
@@ -68,7 +68,7 @@ struct NestedBlock {
       each<R>([&](auto r) __attribute__((always_inline)) { inputs[r] = none(); });
 #pragma GCC unroll 1
       for (int64_t pair = 0; pair < Format::kGroups / 2; ++pair) {
-        const vi codes = block.least_of(pair, v);
+        const vi codes = least_of(pair);
         each<R>([&](auto r) __attribute__((always_inline)) {
           inputs[r] = add_pairs(inputs[r], same(of[r * stride + 2 * pair].sum), codes);
         });
@@ -77,6 +77,21 @@ struct NestedBlock {
         take(r, fma(floats(inputs[r]), least, mul(floats(sums_of(r)), scale)));
       });
     }
+  }
+};
+
+// The codes of a block, widened once for all rows.
+template <class Format>
+struct BlockCodes {
+  vi of_group[Format::kGroups][kVectors];
+  vi least[Format::kGroups / 2][kVectors];  // of two groups; where there are two kinds
+
+  explicit BlockCodes(const NestedBlock<Format>& block) {
+    for (int64_t group = 0; group < Format::kGroups; ++group)
+      for (int v = 0; v < kVectors; ++v) of_group[group][v] = block.codes_of(group, 0, v);
+    if constexpr (Format::kKinds == 2)
+      for (int64_t pair = 0; pair < Format::kGroups / 2; ++pair)
+        for (int v = 0; v < kVectors; ++v) least[pair][v] = block.least_of(pair, v);
   }
 };
 
@@ -120,7 +135,9 @@ QR_INLINE void end_group(const GemmArgs& g, int64_t panel, int64_t groups, int64
     const RowGroup* own = of + index * int64_t(kGroups);
     each<kVectors>([&](auto v) __attribute__((always_inline)) {
       NestedBlock<Format>::template scale_sums<R>(
-          block, v, own, groups, [&](auto r) __attribute__((always_inline)) { return total_at(r, v).block; },
+          block, v, own, groups,
+          [&](int64_t pair) __attribute__((always_inline)) { return block.least_of(pair, v); },
+          [&](auto r) __attribute__((always_inline)) { return total_at(r, v).block; },
           [&](auto r, vf value) __attribute__((always_inline)) {
             NestedTotal& total = total_at(r, v);
             total = {fma(value, set1(own[r * groups].scale), total.value), none()};
