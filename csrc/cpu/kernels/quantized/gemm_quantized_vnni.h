@@ -10,13 +10,14 @@
 namespace qr {
 namespace {
 
-// Rows of a tile; divides the height of a block of x.
+// Rows of a tile; divides the height of a block of x. Eight leave no registers for what a block adds up to; where weights
+// take many operations to unpack, it is kept in memory rather.
 #if defined(__AMX_INT8__)
 template <class Format>
 constexpr int kTileRows = 8;  // more are multiplied by AMX
 #else
 template <class Format>
-constexpr int kTileRows = Format::kNested ? 4 : 8;
+constexpr int kTileRows = Format::kNested && Format::kBits < 6 ? 4 : 8;
 #endif
 
 template <int R>
@@ -78,14 +79,14 @@ struct FetchTwice {
   }
 };
 
-// One of several tiles: its share of what follows the group or block.
+// Each of the first two of several tiles: half of the lines that follow the group or block.
 template <class Format>
-struct FetchShare {
-  static constexpr int64_t kBytes = kTileRows<Format> * 128;  // of a step
+struct FetchHalf {
+  static constexpr int64_t kRowBytes = Format::kHalfBytes / 4;  // of a row of 8 k in both halves
+  static constexpr int64_t kBytes = (kRowBytes * Format::kRowsTogether + 127) / 128 * 64;
   const char* lines;
   __attribute__((always_inline)) void fetch(int row) const {
-    for (int64_t line = 0; line < kBytes / 8 * Format::kRowsTogether; line += 64)
-      prefetch(lines + row * (kBytes / 8) + line);
+    for (int64_t line = 0; line < kBytes; line += 64) prefetch(lines + row * kRowBytes + line);
   }
 };
 
@@ -166,21 +167,20 @@ struct VnniPanel {
       return with_rows<kRows>(row_end - row_begin,
                               [&](auto rows) __attribute__((always_inline)) { body(rows, row_begin, twice, sums); });
     }
-    int64_t fetched = 0;  // of each step
-    for (int64_t row = row_begin; row < row_end; row += kRows, sums += kRows * kPanel) {
-      if (fetched < kStepBytes && row + kRows <= row_end) {
-        const char* lines = at(next * kStepBytes) + fetched - step * kStepBytes;
-        const auto share = [&](int64_t at_step) __attribute__((always_inline)) {
-          return FetchShare<Format>{lines + at_step * kStepBytes};
-        };
-        body(std::integral_constant<int, kRows>(), row, share, sums);
-        fetched += FetchShare<Format>::kBytes;
-      } else {
-        const auto nothing = [](int64_t) __attribute__((always_inline)) { return FetchNothing(); };
-        with_rows<kRows>(row_end - row,
-                         [&](auto rows) __attribute__((always_inline)) { body(rows, row, nothing, sums); });
-      }
-    }
+    const char* following = at(next * kStepBytes) - step * kStepBytes;
+    const auto half = [&](int64_t at_step) __attribute__((always_inline)) {
+      return FetchHalf<Format>{following + at_step * kStepBytes};
+    };
+    const auto nothing = [](int64_t) __attribute__((always_inline)) { return FetchNothing(); };
+    body(std::integral_constant<int, kRows>(), row_begin, half, sums);
+    following += FetchHalf<Format>::kBytes;
+    with_rows<kRows>(row_end - row_begin - kRows, [&](auto rows) __attribute__((always_inline)) {
+      body(rows, row_begin + kRows, half, sums + kRows * kPanel);
+    });
+    for (int64_t row = row_begin + 2 * kRows; row < row_end; row += kRows)
+      with_rows<kRows>(row_end - row, [&](auto rows) __attribute__((always_inline)) {
+        body(rows, row, nothing, sums + (row - row_begin) * kPanel);
+      });
   }
 
   // The integer sums of R rows and a group.

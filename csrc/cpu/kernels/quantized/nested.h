@@ -80,13 +80,15 @@ struct NestedBlock {
   }
 };
 
-// The codes of a block, widened once for all rows.
+// The codes of a block, widened once for all rows. Those of the next block are fetched.
 template <class Format>
 struct BlockCodes {
   vi of_group[Format::kGroups][kVectors];
   vi least[Format::kGroups / 2][kVectors];  // of two groups; where there are two kinds
 
   explicit BlockCodes(const NestedBlock<Format>& block) {
+    const char* next = reinterpret_cast<const char*>(block.halves) + NestedBlock<Format>::kBytes;
+    for (int64_t line = 0; line < NestedBlock<Format>::kBytes; line += 64) prefetch(next + line);
     for (int64_t group = 0; group < Format::kGroups; ++group)
       for (int v = 0; v < kVectors; ++v) of_group[group][v] = block.codes_of(group, 0, v);
     if constexpr (Format::kKinds == 2)
