@@ -303,7 +303,7 @@ QR_API int32_t qr_layer_norm(void* out, int32_t out_dtype, const void* x, int32_
  * between them. What was never written is never used. */
 
 /* Elements of a page: a multiple of block_size, padding included. Negative where head_size is odd (of 8 bits: no
-   multiple of 4) or above 1024. */
+   multiple of 4) or above 1152. */
 QR_API int64_t qr_cache_page(int32_t dtype, int64_t block_size, int64_t head_size);
 
 /* query[tokens, heads, head_size] and the cache's slots from qkv[tokens, (heads + 2 kv_heads) head_size]: RMS norm of
