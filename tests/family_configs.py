@@ -231,6 +231,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "deepseek_v3": {**_DEEPSEEK, "n_group": 4, "topk_group": 2},
     "sarvam_mla": {**_DEEPSEEK, "n_shared_experts": 1},
     "axk1": {**_DEEPSEEK, "n_group": 4, "topk_group": 2},
+    "axk2": {**_DEEPSEEK, **_INDEXER, "n_group": 4, "topk_group": 2, "gated_norm_rank": 6},
     "deepseek_v4": {
         **_COMMON,
         "num_hidden_layers": 4,

@@ -96,6 +96,11 @@ class Norms:
     heads: HeadNorms = HeadNorms.NONE
     of_values: bool = False
     """RMS norms of each value head, without a weight."""
+    gate_rank: int = 0
+    """Features between the two products of a gate behind a norm: what the norm gives is multiplied by the sigmoid of
+    what it makes of it."""
+    with_gate: tuple[str, ...] = ()
+    """The norms before attention and MLP that have such a gate."""
     recurrent: Norms | None = None
     """Of layers that keep a state, where those have others."""
     with_experts: Norms | None = None

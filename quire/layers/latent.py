@@ -24,7 +24,7 @@ from quire.layers.context import LayerContext
 from quire.layers.linear import Linear
 from quire.layers.norm import RMSNorm
 from quire.layers.rotary import rotary_table
-from quire.layers.weights import ShardSpec
+from quire.layers.weights import ShardSpec, split_rows
 from quire.ops.operands import HeadWeights, LatentSpec, LinearWeight, RopeAndCacheSpec
 
 KEYS_AND_VALUES = "kv_b_proj.weight"
@@ -80,7 +80,7 @@ class LowRankQuery:
     def __init__(self, arch: ModelArch, mixer: LatentAttentionSpec, ctx: LayerContext, rank: int) -> None:
         self.down = Linear(ctx.child("q_a_proj"), arch.hidden_size, rank, bias=arch.attention_bias)
         self.norm = RMSNorm(ctx.child("q_a_layernorm"), rank, mixer.norm_eps, scale=mixer.query_norm_scale)
-        self.up = Linear(ctx.child("q_b_proj"), rank, _query_features(arch, mixer))
+        self.up = self._second(arch, mixer, ctx, rank)
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """Shapes: hidden [T, E] -> [T, H * (U + P)]."""
@@ -89,6 +89,28 @@ class LowRankQuery:
     def lower(self, hidden: Tensor) -> Tensor:
         """What the second product reads. Shapes: hidden [T, E] -> [T, rank]."""
         return self.norm(self.down(hidden))
+
+    def _second(self, arch: ModelArch, mixer: LatentAttentionSpec, ctx: LayerContext, rank: int) -> Linear:
+        return Linear(ctx.child("q_b_proj"), rank, _query_features(arch, mixer))
+
+
+class QueryWithGates(LowRankQuery):
+    """The second product reads norm(down(x)) and down(x), and gives gates, too, which are computed by themselves."""
+
+    gates: Linear
+
+    def lower_both(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """What an indexer reads, and what both products do. Shapes: hidden [T, E] -> [T, rank], [T, 2 * rank]."""
+        down = self.down(hidden)
+        low = self.norm(down)
+        return low, self.norm.ops.join_columns([low, down])
+
+    def _second(self, arch: ModelArch, mixer: LatentAttentionSpec, ctx: LayerContext, rank: int) -> Linear:
+        name, sizes = "q_b_proj.weight", (mixer.nope_size + mixer.rope_size, mixer.num_gates // arch.num_heads)
+        stored = ctx.read(name, (arch.num_heads * sum(sizes), 2 * rank))
+        by_head = split_rows(stored, sizes * arch.num_heads)
+        self.gates = Linear.of(ctx.ops, ctx.packed([], by_head[1::2]))
+        return Linear.of(ctx.ops, ctx.packed([name], by_head[::2]))
 
 
 def latent_spec(arch: ModelArch, mixer: LatentAttentionSpec) -> LatentSpec:
@@ -107,15 +129,16 @@ def latent_spec(arch: ModelArch, mixer: LatentAttentionSpec) -> LatentSpec:
 def _query(arch: ModelArch, mixer: LatentAttentionSpec, ctx: LayerContext) -> Linear | LowRankQuery:
     if mixer.query_rank is None:
         return Linear(ctx.child("q_proj"), arch.hidden_size, _query_features(arch, mixer))
-    return LowRankQuery(arch, mixer, ctx, mixer.query_rank)
+    kind = QueryWithGates if mixer.gates_with_queries else LowRankQuery
+    return kind(arch, mixer, ctx, mixer.query_rank)
 
 
 def _gates(arch: ModelArch, mixer: LatentAttentionSpec, ctx: LayerContext) -> Linear | None:
-    if not mixer.is_gated:
+    if not mixer.num_gates or mixer.gates_with_queries:
         return None
     name = arch.family.names.gate
     assert name is not None
-    return Linear(ctx.child(name), arch.hidden_size, arch.num_heads)
+    return Linear(ctx.child(name), arch.hidden_size, mixer.num_gates)
 
 
 def _query_features(arch: ModelArch, mixer: LatentAttentionSpec) -> int:

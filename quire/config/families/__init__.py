@@ -29,6 +29,7 @@ ARCHITECTURES: Mapping[str, str] = MappingProxyType(
         "arcee": "ArceeForCausalLM",
         "aria_text": "AriaTextForCausalLM",
         "axk1": "AXK1ForCausalLM",
+        "axk2": "AXK2ForCausalLM",
         "bailing_hybrid": "BailingHybridForCausalLM",
         "bamba": "BambaForCausalLM",
         "biogpt": "BioGptForCausalLM",

@@ -38,7 +38,7 @@ def latent_attention(interleaved: Flag = False, *, rotates: bool = True, is_gate
             rope=rope,
             interleaved=is_set(keys, interleaved),
             query_scale=_query_scale(rope, nope_size + rope_size),
-            is_gated=is_gated,
+            num_gates=keys.count("num_attention_heads", most=MAX_HEADS) if is_gated else 0,
         )
 
     return rule

@@ -224,8 +224,11 @@ class LatentAttentionSpec(Mixer):
     """Multiplies latents behind their norm."""
     indexer: IndexerSpec | None = None
     """None where queries attend to all tokens that they see."""
-    is_gated: bool = False
-    """What each head attended to is multiplied by a sigmoid of its own."""
+    num_gates: int = 0
+    """What was attended to is multiplied by the sigmoids of so many gates: of each feature, or of each head."""
+    gates_with_queries: bool = False
+    """The gates of a head stand behind its query in one product, which reads low-rank queries behind their norm and,
+    beside them, before it."""
 
     @property
     def window(self) -> None:

@@ -294,7 +294,7 @@ def _layer(layout: StepLayout, arch: ModelArch, layer: LayerSpec) -> None:
 
 def _mix(layout: StepLayout, arch: ModelArch, norms: Norms, mixers: Sequence[MixerSpec]) -> None:
     """Each mixer adds to what those before it gave."""
-    _norm(layout, norms.input, arch.hidden_size)
+    _norm(layout, norms, norms.input, arch.hidden_size)
     for number, mixer in enumerate(mixers):
         _mix_one(layout, arch, mixer)
         layout.free(*(["between"] if number else []))
@@ -311,7 +311,7 @@ def _feed(layout: StepLayout, arch: ModelArch, norms: Norms, mlp: MlpSpec) -> No
         _end_norm(layout, norms.input)
         layout.rename("renormed", "normed")
     elif not arch.is_parallel:
-        _norm(layout, norms.pre_mlp, size)
+        _norm(layout, norms, norms.pre_mlp, size)
     inner = 0 if mlp.experts else mlp.intermediate_size
     layout.take("gates", 2 * inner if mlp.kind is MlpKind.SPARSE else 0)
     layout.take("both", 2 * inner if mlp.gate is not None else 0)
@@ -404,10 +404,7 @@ def _attend(
     layout.free("qkv" if indexer is None else "selected", "query")
     if isinstance(mixer, LatentAttentionSpec):
         _expand(layout, arch, mixer)
-    num_gates = arch.num_heads * mixer.is_gated if isinstance(mixer, LatentAttentionSpec) else mixer.num_gates
-    if num_gates:
-        layout.take("gate", num_gates)
-        layout.free("gate")
+    _open_attended(layout, mixer.num_gates)
     if arch.norms.attended is not None:
         _renorm(layout, "attended", heads)
     if isinstance(mixer, AttentionSpec) and is_difference:
@@ -417,6 +414,11 @@ def _attend(
         layout.rename("renormed", "attended")
     layout.take("mixed", arch.hidden_size)
     layout.free("attended")
+
+
+def _open_attended(layout: StepLayout, num_gates: int) -> None:
+    layout.take("gate", num_gates)
+    layout.free("gate")
 
 
 def _select_blocks(layout: StepLayout, indexer: BlockIndexerSpec) -> None:
@@ -450,6 +452,8 @@ def _attend_indexed(layout: StepLayout, arch: ModelArch, mixer: LatentAttentionS
     heads, size = arch.num_heads * arch.head_size, indexer.head_size
     layout.take("down", mixer.query_rank)
     layout.take("low", mixer.query_rank)
+    if mixer.gates_with_queries:
+        layout.take("both", 2 * mixer.query_rank)
     layout.free("down")
     layout.take("projected", arch.num_heads * (mixer.nope_size + mixer.rope_size))
     layout.take("compressed", mixer.latent_size + mixer.rope_size)
@@ -469,8 +473,10 @@ def _attend_indexed(layout: StepLayout, arch: ModelArch, mixer: LatentAttentionS
     layout.take("selected", indexer.num_selected, INT32)
     layout.free("index query", "weights")
     layout.take("attended", heads)
-    layout.free("low", "query", "selected")
+    layout.free("query", "selected", *(() if mixer.gates_with_queries else ("low",)))
     _expand(layout, arch, mixer)
+    _open_attended(layout, mixer.num_gates)
+    layout.free(*(("low", "both") if mixer.gates_with_queries else ()))
     layout.take("mixed", arch.hidden_size)
     layout.free("attended")
 
@@ -545,9 +551,13 @@ def _open(layout: StepLayout, mixer: RgLruSpec) -> None:
     layout.free("by block")
 
 
-def _norm(layout: StepLayout, name: str | None, size: int) -> None:
+def _norm(layout: StepLayout, norms: Norms, name: str | None, size: int) -> None:
     if name is not None:
         layout.take("normed", size)
+    if name in norms.with_gate:
+        layout.take("thin", norms.gate_rank)
+        layout.take("gate", size)
+        layout.free("thin", "gate")
 
 
 def _end_norm(layout: StepLayout, name: str | None) -> None:

@@ -24,6 +24,7 @@ def reference_activation_bytes(arch: ModelArch, item: int) -> int:
     more = size * (arch.is_parallel or arch.norms.post_mlp is not None or arch.scales.residual != 1.0)
     more += 2 * size * (arch.scales.joins is not None)
     inner = arch.widest_mlp
+    beside += 4 * 2 * size * bool(arch.norms.with_gate)
     attention = item * (2 * size + qkv + 2 * heads) + 4 * (qkv + 2 * heads)
     mlp = item * (4 * size + more + inner) + 4 * (size + 4 * inner)
     if arch.streams is not None:
