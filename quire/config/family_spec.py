@@ -30,9 +30,11 @@ from quire.config.layers.mixers import (
     BlockRule,
     CompressedRule,
     Factors,
+    LatentLayersRule,
     LatentRule,
     PositionScale,
     SharedBlock,
+    latent_alike,
 )
 from quire.config.layers.recurrent import AttentionRule, RecurrentRule, no_recurrence, without_state
 from quire.config.layers.rope import RopeConfig
@@ -393,6 +395,8 @@ class FamilySpec:
     """Rotates neighbours (2i, 2i + 1) instead of (i, i + rotary_dim / 2)."""
     latent: LatentRule | None = None
     """For families whose layers attend over latents (`config.latent`)."""
+    latent_layers: LatentLayersRule = latent_alike
+    """What differs between their layers."""
     compressed: CompressedRule | None = None
     """For families whose layers attend over the last tokens and entries that stand for earlier ones, which
     `model_class` computes."""

@@ -104,13 +104,32 @@ class IndexedAttention(LatentAttention):
         """Of queries that are a product of `read`, and an indexer's, of `low`."""
         at = self.attention
         query = at.write(self._indexed_qkv(read, hidden, ctx), ctx)
+        ctx.choice.tokens = None
         selected = self.indexer.select(low, hidden, ctx)
+        if self.indexer.spec.is_shared:
+            ctx.choice.tokens = selected
         kv_cache, metadata = ctx.kv_caches[at.index], at.group(ctx).attention
         return self.ops.selected_attention(query, kv_cache, metadata, selected, scale=at.scale)
 
     def _indexed_qkv(self, read: Tensor, hidden: Tensor, ctx: ForwardContext) -> Tensor:
         query, compressed, key = self.query.up(read), self.kv_a_proj(hidden), self.indexer.keys(hidden, ctx)
         return self.ops.latent_qkv(query, compressed, self.kv_a_norm.weight, self.to_latents, self.spec, key)
+
+
+class SharedChoiceAttention(LatentAttention):
+    """Attention over the latents of the tokens that the last indexer before this layer chose."""
+
+    def __call__(self, hidden: Tensor, ctx: ForwardContext, *, residual: Tensor | None = None) -> Tensor:
+        """Shapes: hidden, residual [T, E] -> [T, E]. Mutates: this layer's cache."""
+        values = self._values(self._attended(hidden, ctx))
+        return self.o_proj(self._gated(values, hidden), residual=residual)
+
+    def _attended(self, hidden: Tensor, ctx: ForwardContext) -> Tensor:
+        assert ctx.choice.tokens is not None
+        at = self.attention
+        query = at.write(self._qkv(hidden), ctx)
+        kv_cache, metadata = ctx.kv_caches[at.index], at.group(ctx).attention
+        return self.ops.selected_attention(query, kv_cache, metadata, ctx.choice.tokens, scale=at.scale)
 
 
 class QueryGatedAttention(IndexedAttention):

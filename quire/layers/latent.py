@@ -121,7 +121,7 @@ def latent_spec(arch: ModelArch, mixer: LatentAttentionSpec) -> LatentSpec:
         nope_size=mixer.nope_size,
         latent_size=mixer.latent_size,
         value_size=mixer.value_size,
-        head_size=arch.head_size,
+        head_size=mixer.cached_size,
         norm_eps=mixer.norm_eps,
     )
 
@@ -161,7 +161,7 @@ def _attention(arch: ModelArch, mixer: LatentAttentionSpec, ctx: LayerContext, i
     spec = RopeAndCacheSpec(
         num_heads=arch.num_heads,
         num_kv_heads=arch.num_kv_heads,
-        head_size=arch.head_size,
+        head_size=mixer.cached_size,
         rotary_dim=mixer.rope_size if mixer.rope else 0,
         interleaved=mixer.interleaved,
     )

@@ -34,7 +34,7 @@ from quire.layers.compressed import CompressedAttention
 from quire.layers.context import LayerContext
 from quire.layers.experts import MixtureOfExperts
 from quire.layers.gated_recurrence import GatedDelta, LightningAttention, RgLru
-from quire.layers.indexer import IndexedAttention, QueryGatedAttention
+from quire.layers.indexer import IndexedAttention, QueryGatedAttention, SharedChoiceAttention
 from quire.layers.latent import LatentAttention
 from quire.layers.linear import GatedLinear, Linear
 from quire.layers.norm import RMSNorm
@@ -289,7 +289,7 @@ def _latent_attention(arch: ModelArch, ctx: LayerContext, index: int) -> Mixer:
     mixer = arch.mixers[index]
     assert isinstance(mixer, LatentAttentionSpec)
     if mixer.indexer is None:
-        return LatentAttention(arch, ctx, index)
+        return (LatentAttention if mixer.num_shared is None else SharedChoiceAttention)(arch, ctx, index)
     return (QueryGatedAttention if mixer.gates_with_queries else IndexedAttention)(arch, ctx, index)
 
 

@@ -523,17 +523,16 @@ def query_sizes(arch: ModelArch) -> list[int]:
 
 def _queries(arch: ModelArch) -> list[tuple[int, int | None]]:
     """As `query_sizes`, with the tokens that they see at most; None for all."""
-    latent, found = arch.num_heads * arch.head_size, list[tuple[int, int | None]]()
+    found = list[tuple[int, int | None]]()
     for mixer in arch.attentions:
         if isinstance(mixer, AttentionSpec):
             found += _plain_queries(mixer)
         elif isinstance(mixer, CompressedAttentionSpec):
             found += _compressed_queries(mixer)
-        elif mixer.indexer is None:
-            found.append((latent, None))
         else:
-            indexer = mixer.indexer
-            found += [(latent, indexer.num_selected), (indexer.num_heads * indexer.head_size // 2, None)]
+            found.append((arch.num_heads * mixer.cached_size, mixer.num_selected))
+            if mixer.indexer is not None:
+                found.append((mixer.indexer.num_heads * mixer.indexer.head_size // 2, None))
     return found
 
 

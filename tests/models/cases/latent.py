@@ -197,6 +197,17 @@ LATENT: dict[str, tuple[str, dict[str, Any]]] = {
             "norm_topk_prob": False,
         },
     ),
+    "glm-moe-dsa-shared": (
+        "glm_moe_dsa",
+        {
+            "num_hidden_layers": 5,
+            "indexer_types": ["full", "shared", "full", "full", "shared"],
+            "index_topk": 5,
+            "num_attention_heads": 3,
+            "num_key_value_heads": 3,
+            "tie_word_embeddings": True,
+        },
+    ),
     "glm4-moe-lite": ("glm4_moe_lite", {}),
     "glm4-moe-lite-listed": (
         "glm4_moe_lite",
