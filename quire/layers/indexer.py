@@ -112,7 +112,7 @@ class IndexedAttention(LatentAttention):
         return self.ops.selected_attention(query, kv_cache, metadata, selected, scale=at.scale)
 
     def _indexed_qkv(self, read: Tensor, hidden: Tensor, ctx: ForwardContext) -> Tensor:
-        query, compressed, key = self.query.up(read), self.kv_a_proj(hidden), self.indexer.keys(hidden, ctx)
+        query, compressed, key = self.query.up(read), self.compressed(hidden), self.indexer.keys(hidden, ctx)
         return self.ops.latent_qkv(query, compressed, self.kv_a_norm.weight, self.to_latents, self.spec, key)
 
 

@@ -49,6 +49,7 @@ ARCHITECTURES: Mapping[str, str] = MappingProxyType(
         "deepseek_v4": "DeepseekV4ForCausalLM",
         "diffllama": "DiffLlamaForCausalLM",
         "dots1": "Dots1ForCausalLM",
+        "dots3_note_text": "Dots3NoteForCausalLM",
         "emu3_text_model": "Emu3ForCausalLM",
         "ernie4_5": "Ernie4_5ForCausalLM",
         "ernie4_5_moe": "Ernie4_5_MoeForCausalLM",

@@ -23,8 +23,7 @@ def _derived(keys: ConfigKeys) -> Mapping[str, Any]:
 
 def _latent(keys: ConfigKeys, max_position: int, aliases: Mapping[str, str]) -> LatentAttentionSpec:
     spec = attention(keys, max_position, aliases)
-    num_gates = keys.count("num_attention_heads") * spec.value_size
-    return replace(spec, num_gates=num_gates, gates_with_queries=True)
+    return replace(spec, num_gates=spec.num_heads * spec.value_size, gates_with_queries=True)
 
 
 def _norms(keys: ConfigKeys) -> Norms:

@@ -33,7 +33,9 @@ def latent_attention(interleaved: Flag = False, *, rotates: bool = True, is_gate
     def rule(keys: ConfigKeys, max_position: int, aliases: Mapping[str, str]) -> LatentAttentionSpec:
         nope_size, rope_size = keys.count("qk_nope_head_dim"), keys.count("qk_rope_head_dim")
         rope = _rope(keys, rope_size, max_position, aliases) if rotates else None
+        num_heads = keys.count("num_attention_heads", most=MAX_HEADS)
         return LatentAttentionSpec(
+            num_heads=num_heads,
             query_rank=keys.optional_count("q_lora_rank"),
             latent_size=keys.count("kv_lora_rank"),
             rope_size=rope_size,
@@ -42,7 +44,7 @@ def latent_attention(interleaved: Flag = False, *, rotates: bool = True, is_gate
             rope=rope,
             interleaved=is_set(keys, interleaved),
             query_scale=_query_scale(rope, nope_size + rope_size),
-            num_gates=keys.count("num_attention_heads", most=MAX_HEADS) if is_gated else 0,
+            num_gates=num_heads if is_gated else 0,
         )
 
     return rule
@@ -69,15 +71,19 @@ def indexed_attention(*, interleaved_index: bool) -> LatentRule:
         kinds = keys.raw.get("layer_types")
         if kinds is not None and (not isinstance(kinds, list) or {*map(str, kinds)} != {INDEXED}):
             keys.refuse("layer_types", kinds, f"must be null or list {INDEXED} alone")
-        indexer = IndexerSpec(
-            num_heads=keys.count("index_n_heads", most=MAX_HEADS),
-            head_size=_index_size(keys),
-            num_selected=min(keys.count("index_topk"), max_position),
-            interleaved=interleaved_index,
-        )
-        return replace(spec, indexer=indexer)
+        return replace(spec, indexer=indexer_of(keys, max_position, interleaved=interleaved_index))
 
     return rule
+
+
+def indexer_of(keys: ConfigKeys, max_position: int, *, interleaved: bool) -> IndexerSpec:
+    """What chooses the tokens of a layer."""
+    return IndexerSpec(
+        num_heads=keys.count("index_n_heads", most=MAX_HEADS),
+        head_size=_index_size(keys),
+        num_selected=min(keys.count("index_topk"), max_position),
+        interleaved=interleaved,
+    )
 
 
 def shared_choices(keys: ConfigKeys, spec: LatentAttentionSpec, num_layers: int) -> Sequence[LatentAttentionSpec]:

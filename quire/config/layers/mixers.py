@@ -201,6 +201,8 @@ class IndexerSpec:
 class LatentAttentionSpec(Mixer):
     """Attention over latents (MLA): keys and values of all heads are products of one short vector for each token."""
 
+    num_heads: int
+    """Of queries; all of them read one latent of each token."""
     query_rank: int | None
     """Features between the two products that give the queries; None for one product."""
     latent_size: int
@@ -224,6 +226,10 @@ class LatentAttentionSpec(Mixer):
     """Multiplies low-rank queries behind their norm."""
     latent_norm_scale: float = 1.0
     """Multiplies latents behind their norm."""
+    has_key_norm: bool = False
+    """The key that all heads share has a norm of its own before its rotation."""
+    window: int | None = None
+    """Tokens a query sees at most, itself included; None for all."""
     indexer: IndexerSpec | None = None
     """None where queries attend to all tokens that they see, or to those that another layer chose."""
     num_shared: int | None = None
@@ -233,11 +239,6 @@ class LatentAttentionSpec(Mixer):
     gates_with_queries: bool = False
     """The gates of a head stand behind its query in one product, which reads low-rank queries behind their norm and,
     beside them, before it."""
-
-    @property
-    def window(self) -> None:
-        """Queries see all tokens."""
-        return None
 
     @property
     def cached_size(self) -> int:
@@ -251,7 +252,10 @@ class LatentAttentionSpec(Mixer):
 
     def kv_cache_specs(self, page: PageSpec) -> tuple[KVCacheSpec, ...]:
         """What the layer keeps in the KV cache, a block of which is a page."""
-        return (FullAttentionSpec(page=replace(page, head_size=self.cached_size)),)
+        page = replace(page, head_size=self.cached_size)
+        if self.window is not None:
+            return (SlidingWindowSpec(page=page, window=self.window),)
+        return (FullAttentionSpec(page=page),)
 
 
 def cached_latent_size(rope_size: int, latent_size: int, index_size: int = 0) -> int:

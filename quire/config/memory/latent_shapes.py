@@ -13,8 +13,9 @@ from quire.config.memory.linear_shape import Shape
 def latent_linears(arch: ModelArch, mixer: MixerSpec) -> Counter[Shape]:
     """Each head has two weights of its own: from its query to the latents, and from them to its values."""
     assert isinstance(mixer, LatentAttentionSpec)
-    heads, size = arch.num_heads, arch.hidden_size
-    shapes = Counter[Shape]([((mixer.latent_size + mixer.rope_size,), size), ((size,), heads * mixer.value_size)])
+    heads, size, latent, key = mixer.num_heads, arch.hidden_size, mixer.latent_size, mixer.rope_size
+    shapes = Counter[Shape]([((size,), heads * mixer.value_size)])
+    shapes.update([((latent,), size), ((key,), size)] if mixer.has_key_norm else [((latent + key,), size)])
     shapes.update(_queries(arch, mixer))
     shapes[(mixer.latent_size,), mixer.nope_size] += heads
     shapes[(mixer.value_size,), mixer.latent_size] += heads
@@ -29,7 +30,7 @@ def latent_linears(arch: ModelArch, mixer: MixerSpec) -> Counter[Shape]:
 
 def _queries(arch: ModelArch, mixer: LatentAttentionSpec) -> list[Shape]:
     """The products that give queries, head by head where gates stand behind them."""
-    heads, rank, query = arch.num_heads, mixer.query_rank, mixer.nope_size + mixer.rope_size
+    heads, rank, query = mixer.num_heads, mixer.query_rank, mixer.nope_size + mixer.rope_size
     if rank is None:
         return [((heads * query,), arch.hidden_size)]
     if not mixer.gates_with_queries:
@@ -41,5 +42,5 @@ def _queries(arch: ModelArch, mixer: LatentAttentionSpec) -> list[Shape]:
 def latent_floats(arch: ModelArch, mixer: LatentAttentionSpec) -> int:
     """Norms, and biases but for the output's."""
     rank, index = mixer.query_rank or 0, 2 * mixer.indexer.head_size if mixer.indexer else 0
-    norms = rank + mixer.latent_size + index
+    norms = rank + mixer.latent_size + index + mixer.has_key_norm * mixer.rope_size
     return norms + arch.attention_bias * (rank + mixer.latent_size + mixer.rope_size)

@@ -530,7 +530,7 @@ def _queries(arch: ModelArch) -> list[tuple[int, int | None]]:
         elif isinstance(mixer, CompressedAttentionSpec):
             found += _compressed_queries(mixer)
         else:
-            found.append((arch.num_heads * mixer.cached_size, mixer.num_selected))
+            found.append((mixer.num_heads * mixer.cached_size, mixer.num_selected or mixer.window))
             if mixer.indexer is not None:
                 found.append((mixer.indexer.num_heads * mixer.indexer.head_size // 2, None))
     return found
