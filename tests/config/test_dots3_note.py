@@ -92,6 +92,18 @@ def by_layer(**sizes: Any) -> dict[str, Any]:
         ({"swa_num_key_value_heads": 8}, "num_key_value_heads"),
         ({"rope_parameters": {"sliding_attention": {"rope_type": "default"}}}, "rope_parameters"),
         ({"rope_parameters": {"rope_type": "default"}, "rope_scaling": {"rope_type": "default"}}, "rope_scaling"),
+        (
+            {
+                "num_hidden_layers": 2,
+                "use_dsa": None,
+                "layer_types": ["full_attention", "indexed_attention"],
+                "rope_parameters": {
+                    "full_attention": {"rope_type": "default", "rope_theta": 1e4},
+                    "indexed_attention": {"rope_type": "default", "rope_theta": 1e5},
+                },
+            },
+            "rope_parameters .*same for full_attention and indexed_attention",
+        ),
         (by_layer(hidden_size=3), "per_layer_config.2 .*num_attention_heads"),
         (by_layer(kv_lora_rank=3), "per_layer_config.3 .*as in the other layers of sliding_attention"),
         ({"per_layer_config": [1]}, "per_layer_config"),

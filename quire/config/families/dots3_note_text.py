@@ -40,7 +40,7 @@ def _derived(keys: ConfigKeys) -> Mapping[str, Any]:
         **{f"swa_{name}": value for name, value in sliding.items()},
         "layer_types": kinds,
         "mlp_layer_types": _mlp_types(keys, num_layers),
-        "rope_parameters": _rotation(keys, INDEXED if INDEXED in kinds else LayerKind.FULL, kinds),
+        "rope_parameters": _unwindowed_rotation(keys, kinds),
         "swa_rope_parameters": _rotation(keys, LayerKind.SLIDING, kinds),
         "rope_scaling": None,
     }
@@ -101,6 +101,15 @@ def _sizes(keys: ConfigKeys, kinds: Sequence[str]) -> tuple[Mapping[str, Any], M
         found[is_sliding] = sizes
         seen.add(is_sliding)
     return found[False], found[True]
+
+
+def _unwindowed_rotation(keys: ConfigKeys, kinds: Sequence[str]) -> Mapping[str, Any]:
+    """Of layers that see everything, and of those with an indexer."""
+    found = [_rotation(keys, kind, kinds) for kind in (LayerKind.FULL, INDEXED) if kind in kinds]
+    if len(found) > 1 and found[0] != found[1]:
+        given = keys.raw.get("rope_parameters")
+        keys.refuse("rope_parameters", given, f"must be the same for {LayerKind.FULL} and {INDEXED}")
+    return found[0] if found else {}
 
 
 def _rotation(keys: ConfigKeys, kind: str, kinds: Sequence[str]) -> Mapping[str, Any]:

@@ -242,6 +242,16 @@ LATENT: dict[str, tuple[str, dict[str, Any]]] = {
             **rope("yarn", factor=4.0, original_max_position_embeddings=64),
         },
     ),
+    "dots3-note-all-kinds": (
+        "dots3_note_text",
+        {
+            "layer_types": ["full_attention", "indexed_attention", "sliding_attention"],
+            "use_dsa": None,
+            "index_topk": 5,
+            "rope_theta": 1e4,
+            "swa_rope_theta": 1e3,
+        },
+    ),
     "dots3-note-no-window": (
         "dots3_note_text",
         {
