@@ -89,6 +89,7 @@ def test_other_layers_keep_their_bits(format: str, family: str, tmp_path: Path) 
             **latent,
             **{f"swa_{name}": size for name, size in {**latent, "num_attention_heads": 8}.items()},
             "swa_num_key_value_heads": 8,
+            "swa_head_dim": 20,
             "num_attention_heads": 8,
             "num_key_value_heads": 8,
             "layer_types": ["indexed_attention", "sliding_attention"],
