@@ -65,6 +65,16 @@ def random_model(family: str, *, seed: int = 0, **overrides: Any) -> Any:
     return model
 
 
+def parameters_in_transformers(family: str, **overrides: Any) -> int:
+    """Numbers of the model that transformers makes of a configuration, biases of the choice of experts included."""
+    from transformers import AutoConfig
+
+    with torch.device("meta"):
+        model = auto_model().from_config(AutoConfig.for_model(family, **overrides))
+    biases = [value for name, value in model.named_buffers() if name.endswith("_correction_bias")]
+    return sum(value.numel() for value in [*model.parameters(), *biases])
+
+
 @cache
 def auto_model() -> Any:
     """transformers' `AutoModelForCausalLM`, which does not list every class that continues texts."""

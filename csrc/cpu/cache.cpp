@@ -13,7 +13,7 @@ extern "C" {
 
 int64_t qr_cache_page(int32_t dtype, int64_t block_size, int64_t head_size) {
   if (dtype < QR_FLOAT32 || dtype >= kNumCacheTypes || block_size <= 0 ||
-      block_size > kMostBlockSize || head_size <= 0 || head_size > 1024 ||
+      block_size > kMostBlockSize || head_size <= 0 || head_size > kMostHead ||
       head_size % (has_scales(dtype) ? 4 : 2) != 0)
     return QR_EINVAL;
   const CacheLayout layout{dtype, 0, 0, block_size, head_size, 0, 0};

@@ -42,7 +42,7 @@ void score(float* scores, const float* logits, int64_t n, int64_t kind) {
   if (kind == QR_SOFTMAX) softmax(scores, n);
 }
 
-// -inf to all that are not in the best groups.
+// `left_out` to all that are not in the best groups.
 void keep_best_groups(float* ranked, int64_t n, const qr_routing& routing, float* of_groups, int32_t* chosen) {
   const int64_t size = n / routing.groups;
   for (int64_t group = 0; group < routing.groups; ++group) {
@@ -55,7 +55,7 @@ void keep_best_groups(float* ranked, int64_t n, const qr_routing& routing, float
   for (int64_t group = 0; group < routing.groups; ++group) {
     bool is_kept = false;
     for (int64_t i = 0; i < routing.chosen_groups; ++i) is_kept |= chosen[i] == group;
-    for (int64_t i = group * size; !is_kept && i < (group + 1) * size; ++i) ranked[i] = -kInfinity;
+    for (int64_t i = group * size; !is_kept && i < (group + 1) * size; ++i) ranked[i] = float(routing.left_out);
   }
 }
 
@@ -109,6 +109,7 @@ bool is_routing(const qr_routing& routing, int64_t num_experts) {
   for (const double number :
        {routing.least_sum, routing.added_to_sum, routing.factor, routing.shared_factor, routing.near})
     if (!is_finite(float(number))) return false;
+  if (std::isnan(routing.left_out)) return false;
   return routing.num_chosen >= 1 && routing.num_chosen <= num_experts && routing.scores >= QR_SOFTMAX &&
          routing.scores <= QR_SQRT_SOFTPLUS && are_groups(routing, num_experts);
 }

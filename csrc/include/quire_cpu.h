@@ -20,7 +20,7 @@ extern "C" {
 #endif
 
 #define QR_API __attribute__((visibility("default")))
-#define QR_ABI_VERSION 17
+#define QR_ABI_VERSION 18
 
 enum {
   QR_OK = 0,
@@ -253,7 +253,8 @@ typedef enum { QR_SOFTMAX = 0, QR_SIGMOID = 1, QR_LOGITS = 2, QR_LOGITS_SIGMOID 
 
 /* How rows choose experts and weigh them: the num_chosen of the highest scores + choice_bias, the lower index first
  * where two are equal; NaN counts as the highest. Of `groups` groups of neighbours (0: no groups), only those in the
- * chosen_groups whose best_of_group highest scores have the highest sums. Weights are the scores (QR_LOGITS: the
+ * chosen_groups whose best_of_group highest scores have the highest sums; all others have the score left_out (-infinity
+ * or a number). Weights are the scores (QR_LOGITS: the
  * softmax over the chosen; QR_LOGITS_SIGMOID: the sigmoid of each), divided by their sum, or least_sum if that is more,
  * plus added_to_sum, where renormalized, times factor. near (negative: none): experts are chosen one after the other,
  * each weighed by the softmax over the logits that are left and no further from it than this share of it.
@@ -261,7 +262,7 @@ typedef enum { QR_SOFTMAX = 0, QR_SIGMOID = 1, QR_LOGITS = 2, QR_LOGITS_SIGMOID 
  * multiply what they read, rounded to its dtype, not what they give. */
 typedef struct {
   int64_t num_chosen, scores, groups, chosen_groups, best_of_group, renormalized, weighs_input;
-  double least_sum, added_to_sum, factor, shared_factor, near;
+  double least_sum, added_to_sum, factor, shared_factor, near, left_out;
 } qr_routing;
 
 /* What stands between the two products of an expert, with f(v) = activation(slope * v) / slope:
@@ -302,7 +303,7 @@ QR_API int32_t qr_layer_norm(void* out, int32_t out_dtype, const void* x, int32_
  * between them. What was never written is never used. */
 
 /* Elements of a page: a multiple of block_size, padding included. Negative where head_size is odd (of 8 bits: no
-   multiple of 4) or above 1024. */
+   multiple of 4) or above 1152. */
 QR_API int64_t qr_cache_page(int32_t dtype, int64_t block_size, int64_t head_size);
 
 /* query[tokens, heads, head_size] and the cache's slots from qkv[tokens, (heads + 2 kv_heads) head_size]: RMS norm of

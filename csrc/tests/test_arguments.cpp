@@ -129,7 +129,7 @@ const Call kCalls[] = {
      }},
     {"qr_route", {4, 8, 2}, {false, false, false, true},
      [](P p, S s) {
-       const qr_routing routing{s[2], QR_SOFTMAX, 0, 0, 0, 0, 0, 0, 0, 1, 1, -1};
+       const qr_routing routing{s[2], QR_SOFTMAX, 0, 0, 0, 0, 0, 0, 0, 1, 1, -1, 0};
        return qr_route(as<int32_t>(p[0]), as<float>(p[1]), as<float>(p[2]), as<float>(p[3]), s[0], s[1], &routing);
      }},
     {"qr_mixture_of_experts", {4, 2, 32, 32, 32}, {false, false, false, true, true, true},
@@ -139,7 +139,7 @@ const Call kCalls[] = {
        };
        const qr_expert experts[] = {{weight(64), weight(32), s[4]}, {weight(64), weight(32), 32}};
        const qr_mixture mixture{weight(2), nullptr, as<float>(p[4]), experts, s[1], 0, 0, s[2], s[3], 0};
-       const qr_routing routing{1, QR_SOFTMAX, 0, 0, 0, 0, 0, 0, 0, 1, 1, -1};
+       const qr_routing routing{1, QR_SOFTMAX, 0, 0, 0, 0, 0, 0, 0, 1, 1, -1, 0};
        const qr_gating gating{1, QR_SILU, HUGE_VAL, 1, 0};
        return qr_mixture_of_experts(p[0], p[1], p[5], nullptr, QR_FLOAT32, p[3], s[0], &mixture, &routing, &gating);
      }},

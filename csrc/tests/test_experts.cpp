@@ -77,7 +77,7 @@ const Kind kKinds[] = {{QR_FLOAT32, 0, 0, false},  {QR_BFLOAT16, 0, 0, true}, {Q
                        {QR_FLOAT32, QR_FLOAT8, 0, false}};
 
 qr_routing routing_of(int64_t num_chosen) {
-  return {num_chosen, QR_SOFTMAX, 0, 0, 0, 1, 0, 0.0, 0.0, 1.5, 0.5, -1.0};
+  return {num_chosen, QR_SOFTMAX, 0, 0, 0, 1, 0, 0.0, 0.0, 1.5, 0.5, -1.0, -HUGE_VAL};
 }
 
 const qr_gating kSilu{1, QR_SILU, HUGE_VAL, 1.0, 0.0};
@@ -350,6 +350,9 @@ TEST(routing_takes_the_best_and_the_lower_index_first) {
   routing.chosen_groups = routing.best_of_group = 2;
   CHECK(qr_route(chosen, weights, logits, nullptr, 1, 6, &routing) == QR_OK);
   CHECK(chosen[0] == 2 && chosen[1] == 4 && chosen[2] == 3 && chosen[3] == 5);  // groups 1 (3 + 2) and 2 (3 + 2)
+  routing.left_out = 2.5;
+  CHECK(qr_route(chosen, weights, logits, nullptr, 1, 6, &routing) == QR_OK);
+  CHECK(chosen[0] == 2 && chosen[1] == 4 && chosen[2] == 0 && chosen[3] == 1);  // those left out, before the twos
 }
 
 TEST(a_mixture_that_cannot_be_is_refused) {
@@ -387,6 +390,7 @@ TEST(a_mixture_that_cannot_be_is_refused) {
   });
   refuses("a factor", [&] { c.routing.factor = double(kNan); });
   refuses("a nearness", [&] { c.routing.near = HUGE_VAL; });
+  refuses("a score of those left out", [&] { c.routing.left_out = double(kNan); });
   refuses("an activation", [&] { c.gating.activation = 6; });
   refuses("half a gate", [&] { c.gating.is_gated = 2; });
   refuses("a limit", [&] { c.gating.limit = double(kNan); });

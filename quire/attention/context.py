@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from quire.ops.operands import AttentionMetadata, StateMetadata
@@ -25,6 +25,14 @@ class GroupContext:
     """In a group of recurrent layers, which look at nothing else here."""
 
 
+@dataclass(slots=True)
+class Choice:
+    """What the last indexer chose, for layers behind it that have none."""
+
+    tokens: Tensor | None = None
+    """As `Ops.select_tokens` gives it; None where no layer needs it any more."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForwardContext:
     """One step's view for the model."""
@@ -39,6 +47,8 @@ class ForwardContext:
     one."""
     wanted: Tensor | None = None
     """[R] int64: rows whose hidden states are wanted. A model may give these alone; without it, all are wanted."""
+
+    choice: Choice = field(default_factory=Choice)
 
     def state_of(self, layer: int) -> StateMetadata:
         """Where a recurrent layer finds its states."""

@@ -445,7 +445,8 @@ def _attentions(
         return [*family.compressed(keys, num_layers, max_position)]
     if family.latent is not None:
         latent = family.latent(keys, max_position, family.aliases)
-        return [replace(latent, position_scale=family.position_scale(keys))] * num_layers
+        latent = replace(latent, position_scale=family.position_scale(keys))
+        return [*family.latent_layers(keys, latent, num_layers)]
     kinds, window, scales = family.layer_kinds(keys, num_layers), _window(keys, family), family.scales(keys)
     slopes, has_sinks = family.slopes(keys, heads.num_heads), is_set(keys, family.has_sinks)
     reads, of_kind = family.reads(keys, kinds), family.heads(keys, heads)

@@ -129,13 +129,14 @@ def _family(
 ) -> Family:
     """A row from a spec, None for a class without one, and the docstring of its module, "Name: how it differs."."""
     name, about = _described(doc)
+    sample = None if spec is None else _sample(architecture)
     return Family(
         architecture=architecture,
         model_type=model_type,
         name=name or model_type or architecture,
         about=about if spec is not None or problem else "a class of its own, planned and read as a relative of Llama",
-        kind=None if spec is None else _kind(architecture, spec),
-        has_windows=spec is not None and (spec.layer_kinds is not all_full or spec.compressed is not None),
+        kind=None if spec is None else _kind(spec, sample),
+        has_windows=spec is not None and _has_windows(spec, sample),
         has_own_class=not problem and (spec is None or spec.model_class != DECODER),
         refused=() if spec is None else tuple(spec.refused),
         package=package,
@@ -150,16 +151,28 @@ def _described(doc: str | None) -> tuple[str, str]:
     return (name, about) if colon else ("", sentence)
 
 
-def _kind(architecture: str, spec: FamilySpec) -> FamilyKind | None:
-    """Of a model of common sizes that leaves all else at the family's defaults."""
+def _kind(spec: FamilySpec, sample: ModelArch | None) -> FamilyKind | None:
+    """Of a model that leaves all but its sizes at the family's defaults."""
     if spec.recurrent is not no_recurrence:
         return FamilyKind.RECURRENT
     if spec.compressed is not None:
         return FamilyKind.COMPRESSED
-    for sample in (SAMPLE, {**SAMPLE, "num_key_value_heads": 1}):  # some families have more of them in some layers
-        raw = {"model_type": architecture, "architectures": [architecture], **sample}
+    return None if sample is None else kind_of(sample)
+
+
+def _has_windows(spec: FamilySpec, sample: ModelArch | None) -> bool:
+    latents = [mixer for mixer in sample.mixers if isinstance(mixer, LatentAttentionSpec)] if sample else []
+    if any(mixer.window is not None for mixer in latents):
+        return True
+    return spec.layer_kinds is not all_full or spec.compressed is not None
+
+
+def _sample(architecture: str) -> ModelArch | None:
+    """A model of common sizes; None where only a config tells what a family's models are."""
+    for sizes in (SAMPLE, {**SAMPLE, "num_key_value_heads": 1}):  # some families have more of them in some layers
+        raw = {"model_type": architecture, "architectures": [architecture], **sizes}
         try:
-            return kind_of(ModelArch.from_config(raw, source=architecture))
+            return ModelArch.from_config(raw, source=architecture)
         except ConfigError:
             continue
     return None

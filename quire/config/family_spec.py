@@ -30,9 +30,11 @@ from quire.config.layers.mixers import (
     BlockRule,
     CompressedRule,
     Factors,
+    LatentLayersRule,
     LatentRule,
     PositionScale,
     SharedBlock,
+    latent_alike,
 )
 from quire.config.layers.recurrent import AttentionRule, RecurrentRule, no_recurrence, without_state
 from quire.config.layers.rope import RopeConfig
@@ -96,6 +98,11 @@ class Norms:
     heads: HeadNorms = HeadNorms.NONE
     of_values: bool = False
     """RMS norms of each value head, without a weight."""
+    gate_rank: int = 0
+    """Features between the two products of a gate behind a norm: what the norm gives is multiplied by the sigmoid of
+    what it makes of it."""
+    with_gate: tuple[str, ...] = ()
+    """The norms before attention and MLP that have such a gate."""
     recurrent: Norms | None = None
     """Of layers that keep a state, where those have others."""
     with_experts: Norms | None = None
@@ -388,6 +395,8 @@ class FamilySpec:
     """Rotates neighbours (2i, 2i + 1) instead of (i, i + rotary_dim / 2)."""
     latent: LatentRule | None = None
     """For families whose layers attend over latents (`config.latent`)."""
+    latent_layers: LatentLayersRule = latent_alike
+    """What differs between their layers."""
     compressed: CompressedRule | None = None
     """For families whose layers attend over the last tokens and entries that stand for earlier ones, which
     `model_class` computes."""

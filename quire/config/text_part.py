@@ -18,6 +18,7 @@ WRAPPERS = frozenset(
         "CohereCompassForConditionalGeneration",
         "DeepseekVLForConditionalGeneration",
         "DeepseekVLHybridForConditionalGeneration",
+        "Dots3NoteForConditionalGeneration",
         "Emu3ForConditionalGeneration",
         "Exaone4_5_ForConditionalGeneration",
         "Gemma3ForConditionalGeneration",
@@ -76,6 +77,9 @@ TEXT_TYPES: Mapping[str, str] = MappingProxyType(
     }
 )
 """model_type of a language model -> the family that it is of."""
+BESIDE_IMAGES: Mapping[str, str] = MappingProxyType({"dots3_note": "dots3_note_text"})
+"""model_type of a whole model whose published configs have the keys of the language model beside those of images, not
+in a `text_config` -> the family."""
 LEFT_OUT: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
         "glm4v_text": {
@@ -120,9 +124,9 @@ def text_part(raw: Mapping[str, Any], source: str) -> Mapping[str, Any]:
 
     Raises: ConfigError for a language model of no family, or one that is computed otherwise inside.
     """
-    text = raw.get("text_config")
+    text, family = raw.get("text_config"), BESIDE_IMAGES.get(str(raw.get("model_type")))
     if not isinstance(text, Mapping):
-        return raw
+        return raw if family is None else {**raw, "model_type": family, "architectures": [ARCHITECTURES[family]]}
     listed = raw.get("architectures")
     name = str(listed[0] if isinstance(listed, list) and listed else raw.get("model_type"))
     model_type = str(text.get("model_type"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -109,6 +110,12 @@ class MixtureOfExperts:
             raise ConfigError(
                 f"{arch.source}: the triton ops do not have experts chosen by token id, or scores of sqrt(softplus), "
                 "yet; give device='cpu'"
+            )
+        groups = spec.routing.groups
+        if groups is not None and math.isfinite(groups.left_out) and ctx.ops.name == "triton":
+            raise ConfigError(
+                f"{arch.source}: the triton ops do not have groups of experts (n_group) whose others have a score yet; "
+                "give device='cpu'"
             )
         blocks = [ctx, *map(ctx.beside, BLOCKS)]
         ctx = next((block for block in blocks if _router_name(block)), ctx)

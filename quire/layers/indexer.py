@@ -17,7 +17,7 @@ from quire.config.layers.mixers import IndexerSpec, LatentAttentionSpec
 from quire.errors import ConfigError
 from quire.layers.attention import Attention
 from quire.layers.context import LayerContext
-from quire.layers.latent import LatentAttention, LowRankQuery
+from quire.layers.latent import LatentAttention, LowRankQuery, QueryWithGates
 from quire.layers.linear import Linear
 from quire.layers.norm import LayerNorm
 from quire.layers.quantization.schemes import DENSE
@@ -93,15 +93,56 @@ class IndexedAttention(LatentAttention):
 
     def __call__(self, hidden: Tensor, ctx: ForwardContext, *, residual: Tensor | None = None) -> Tensor:
         """Shapes: hidden, residual [T, E] -> [T, E]. Mutates: this layer's cache."""
-        return self.o_proj(self._values(self._attended(hidden, ctx)), residual=residual)
+        values = self._values(self._attended(hidden, ctx))
+        return self.o_proj(self._gated(values, hidden), residual=residual)
 
     def _attended(self, hidden: Tensor, ctx: ForwardContext) -> Tensor:
-        at, low = self.attention, self.query.lower(hidden)
-        query = at.write(self._indexed_qkv(low, hidden, ctx), ctx)
+        low = self.query.lower(hidden)
+        return self._attend(low, low, hidden, ctx)
+
+    def _attend(self, read: Tensor, low: Tensor, hidden: Tensor, ctx: ForwardContext) -> Tensor:
+        """Of queries that are a product of `read`, and an indexer's, of `low`."""
+        at = self.attention
+        query = at.write(self._indexed_qkv(read, hidden, ctx), ctx)
+        ctx.choice.tokens = None
         selected = self.indexer.select(low, hidden, ctx)
+        if self.indexer.spec.is_shared:
+            ctx.choice.tokens = selected
         kv_cache, metadata = ctx.kv_caches[at.index], at.group(ctx).attention
         return self.ops.selected_attention(query, kv_cache, metadata, selected, scale=at.scale)
 
-    def _indexed_qkv(self, low: Tensor, hidden: Tensor, ctx: ForwardContext) -> Tensor:
-        query, compressed, key = self.query.up(low), self.kv_a_proj(hidden), self.indexer.keys(hidden, ctx)
+    def _indexed_qkv(self, read: Tensor, hidden: Tensor, ctx: ForwardContext) -> Tensor:
+        query, compressed, key = self.query.up(read), self.compressed(hidden), self.indexer.keys(hidden, ctx)
         return self.ops.latent_qkv(query, compressed, self.kv_a_norm.weight, self.to_latents, self.spec, key)
+
+
+class SharedChoiceAttention(LatentAttention):
+    """Attention over the latents of the tokens that the last indexer before this layer chose."""
+
+    def __call__(self, hidden: Tensor, ctx: ForwardContext, *, residual: Tensor | None = None) -> Tensor:
+        """Shapes: hidden, residual [T, E] -> [T, E]. Mutates: this layer's cache."""
+        values = self._values(self._attended(hidden, ctx))
+        return self.o_proj(self._gated(values, hidden), residual=residual)
+
+    def _attended(self, hidden: Tensor, ctx: ForwardContext) -> Tensor:
+        assert ctx.choice.tokens is not None
+        at = self.attention
+        query = at.write(self._qkv(hidden), ctx)
+        kv_cache, metadata = ctx.kv_caches[at.index], at.group(ctx).attention
+        return self.ops.selected_attention(query, kv_cache, metadata, ctx.choice.tokens, scale=at.scale)
+
+
+class QueryGatedAttention(IndexedAttention):
+    """Attention over the latents of chosen tokens, behind gates that are products of low-rank queries (A.X-K2)."""
+
+    query: QueryWithGates
+
+    def __call__(self, hidden: Tensor, ctx: ForwardContext, *, residual: Tensor | None = None) -> Tensor:
+        """Shapes: hidden, residual [T, E] -> [T, E]. Mutates: this layer's cache."""
+        return self.o_proj(self._opened(hidden, ctx), residual=residual)
+
+    def _opened(self, hidden: Tensor, ctx: ForwardContext) -> Tensor:
+        low, both = self.query.lower_both(hidden)
+        values = self._values(self._attend(both, low, hidden, ctx))
+        self.ops.gate(values, self.query.gates(both), "sigmoid")
+        return values

@@ -8,6 +8,7 @@ from torch import Tensor
 from quire.config.arch import ModelArch
 from quire.config.family_spec import NormKind
 from quire.layers.context import LayerContext
+from quire.layers.linear import Linear
 
 
 class RMSNorm:
@@ -62,7 +63,22 @@ class LayerNorm:
         return normed if residual is None else self.ops.scale_add(normed, 1.0, residual)
 
 
-Norm = RMSNorm | LayerNorm
+class GatedNorm:
+    """n * sigmoid(up(silu(down(n)))), n being what an RMS norm gives."""
+
+    def __init__(self, ctx: LayerContext, size: int, eps: float, rank: int) -> None:
+        self.ops = ctx.ops
+        self.norm = RMSNorm(ctx.child("norm"), size, eps)
+        self.down, self.up = Linear(ctx.child("W_down"), size, rank), Linear(ctx.child("W_up"), rank, size)
+
+    def __call__(self, x: Tensor, *, residual: Tensor | None = None) -> Tensor:
+        """Shapes: x, residual [T, E] -> [T, E]; the residual is added behind the gate."""
+        normed = self.norm(x)
+        self.ops.gate(normed, self.up(self.down(normed, activation="silu")))
+        return normed if residual is None else self.ops.scale_add(normed, 1.0, residual)
+
+
+Norm = RMSNorm | LayerNorm | GatedNorm
 
 
 def model_norm(arch: ModelArch, ctx: LayerContext, name: str, *, scale: float = 1.0) -> Norm:

@@ -24,7 +24,7 @@ ACTIVATION_SCALES = re.compile(
 IMAGES = re.compile(
     r"^(model\.)?((high_res_)?vision_(tower|model|encoder|projection)|visual(_embeddings_table)?|vqmodel|patch_merge_mlp|"
     r"((multi_modal|multimodal|vision|mm)_)?projector|(generation_)?aligner|generation_(embeddings|head)|"
-    r"image_newline|connector|merger|(image|video|audio)_tower|(vision|audio)_tokenizer|vision_embedder|"
+    r"image_newline|connector|merger|(image|video|audio)_tower|audio_(encoder|adapter)|(vision|audio)_tokenizer|vision_embedder|"
     r"high_res_vision_(neck|proj|alpha)|embed_(vision|audio))(\.|$)"
 )
 DECAYS = re.compile(r"\.(slope_rate|(query|key|diagonal)_decay)$")

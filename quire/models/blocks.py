@@ -34,7 +34,7 @@ from quire.layers.compressed import CompressedAttention
 from quire.layers.context import LayerContext
 from quire.layers.experts import MixtureOfExperts
 from quire.layers.gated_recurrence import GatedDelta, LightningAttention, RgLru
-from quire.layers.indexer import IndexedAttention
+from quire.layers.indexer import IndexedAttention, QueryGatedAttention, SharedChoiceAttention
 from quire.layers.latent import LatentAttention
 from quire.layers.linear import GatedLinear, Linear
 from quire.layers.norm import RMSNorm
@@ -287,8 +287,10 @@ def _attention(arch: ModelArch, ctx: LayerContext, index: int) -> Mixer:
 
 def _latent_attention(arch: ModelArch, ctx: LayerContext, index: int) -> Mixer:
     mixer = arch.mixers[index]
-    is_indexed = isinstance(mixer, LatentAttentionSpec) and mixer.indexer is not None
-    return (IndexedAttention if is_indexed else LatentAttention)(arch, ctx, index)
+    assert isinstance(mixer, LatentAttentionSpec)
+    if mixer.indexer is None:
+        return (LatentAttention if mixer.num_shared is None else SharedChoiceAttention)(arch, ctx, index)
+    return (QueryGatedAttention if mixer.gates_with_queries else IndexedAttention)(arch, ctx, index)
 
 
 def _head_order(arch: ModelArch) -> HeadOrder | None:

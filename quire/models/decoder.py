@@ -9,11 +9,11 @@ from torch import Tensor
 
 from quire.attention.context import ForwardContext
 from quire.config.arch import ModelArch
-from quire.config.family_spec import Join, MlpKind, WaveSpec, WeightNames
+from quire.config.family_spec import Join, MlpKind, Norms, WaveSpec, WeightNames
 from quire.config.layers.recurrent_mixers import RecurrentSpec
 from quire.layers.context import LayerContext
 from quire.layers.embedding import Embedding, LMHead, Waves
-from quire.layers.norm import Norm, model_norm
+from quire.layers.norm import GatedNorm, Norm, model_norm
 from quire.layers.weights import WHOLE
 from quire.models.blocks import MLPS, Mlp, mixer_of
 from quire.ops.operands import Largest
@@ -36,9 +36,9 @@ class DecoderLayer:
         self.input_norm = self.post_attention_norm = self.pre_mlp_norm = self.post_mlp_norm = self.mlp = None
         self.mixers = [mixer_of(arch, ctx, place) for place in arch.places_of(index)]
         if self.mixers:
-            self.input_norm, self.post_attention_norm = _norms(arch, ctx, norms.of_mixers)
+            self.input_norm, self.post_attention_norm = _norms(arch, ctx, norms, norms.of_mixers)
         if layer.mlp.kind is not MlpKind.NONE:
-            self.pre_mlp_norm, self.post_mlp_norm = _norms(arch, ctx, norms.of_mlp)
+            self.pre_mlp_norm, self.post_mlp_norm = _norms(arch, ctx, norms, norms.of_mlp)
             self.mlp = MLPS[layer.mlp.kind](arch, layer.mlp, _mlp_context(names, ctx))
         self.scale = arch.scales.residual
 
@@ -87,13 +87,16 @@ def _embedding_context(names: WeightNames, model: LayerContext) -> LayerContext:
     return resaved if resaved and resaved.has("weight") else model.child(names.embedding)
 
 
-def _norms(arch: ModelArch, ctx: LayerContext, names: Iterable[str | None]) -> Iterator[Norm | None]:
+def _norms(arch: ModelArch, ctx: LayerContext, norms: Norms, names: Iterable[str | None]) -> Iterator[Norm | None]:
     resaved = dict(arch.family.names.resaved_norms)
     for name in names:
         other = resaved.get(name or "")
         is_resaved = other is not None and ctx.has(f"{other}.weight")
         found = other if is_resaved else name
-        yield model_norm(arch, ctx, found) if found else None
+        if found in norms.with_gate:
+            yield GatedNorm(ctx.child(found), arch.hidden_size, arch.norm_eps, norms.gate_rank)
+        else:
+            yield model_norm(arch, ctx, found) if found else None
 
 
 class ParallelLayer(DecoderLayer):

@@ -82,6 +82,9 @@ GATED = {
     "mimo_v2_flash": {"head_dim": 48},
     "longcat_flash": {"ffn_hidden_size": 300},
     "deepseek_v4": {"index_n_heads": 70, "hc_mult": 2},
+    "axk2": {"gated_norm_rank": 300, "num_hidden_layers": 2},
+    "glm_moe_dsa": {"num_hidden_layers": 5, "indexer_types": ["full", "shared", "shared", "full", "shared"]},
+    "dots3_note_text": {"swa_num_attention_heads": 9, "swa_num_key_value_heads": 9},
     "diffllama": {"head_dim": 48},
     "minimax_m3_vl_text": {"dense_intermediate_size": 300, "index_topk_blocks": 200},
 }

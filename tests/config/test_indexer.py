@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -75,6 +76,10 @@ class Told:
 
 def arch_of(base: dict[str, Any], **changes: Any) -> ModelArch:
     return ModelArch.from_config({**base, **changes}, source="config.json")
+
+
+def latent_mixers(arch: ModelArch) -> list[LatentAttentionSpec]:
+    return [mixer for mixer in arch.mixers if isinstance(mixer, LatentAttentionSpec)]
 
 
 def indexer_of(arch: ModelArch) -> IndexerSpec:
@@ -174,23 +179,59 @@ def test_what_is_wrong_is_named(base: dict[str, Any], name: str) -> None:
     assert all(word in str(caught.value) for word in words), str(caught.value)
 
 
+SHARING: dict[str, dict[str, Any]] = {
+    "listed": {"indexer_types": ["full", "full", "shared", "shared", "full", "shared"]},
+    "letters": {"index_topk_pattern": "FFSSFS"},
+    "listed beside letters": {"indexer_types": ["full"] * 5 + ["shared"], "index_topk_pattern": "FFFFFF"},
+    "every third": {"index_topk_freq": 3},
+    "every second from the fourth on": {"index_topk_freq": 2, "index_skip_topk_offset": 4},
+}
+
+
+@pytest.mark.parametrize("case", SHARING)
+def test_layers_share_a_choice_as_in_transformers(case: str) -> None:
+    from transformers import GlmMoeDsaConfig
+
+    changes = {"num_hidden_layers": 6, **SHARING[case]}
+    arch = arch_of(GLM_5, **changes)
+    kinds = ["shared" if mixer.num_shared else "full" for mixer in latent_mixers(arch)]
+    assert kinds == GlmMoeDsaConfig(**changes).indexer_types
+    followed = [bool(mixer.indexer and mixer.indexer.is_shared) for mixer in latent_mixers(arch)]
+    assert followed == [pair == ("full", "shared") for pair in pairwise([*kinds, "full"])]
+
+
+def test_layers_that_share_a_choice_have_no_indexer_and_keep_no_key() -> None:
+    every, fourth = arch_of(GLM_5), arch_of(GLM_5, index_topk_freq=4)
+    num_shared = sum(mixer.num_shared is not None for mixer in latent_mixers(fourth))
+    assert num_shared == 57
+    of_indexer = 2048 * 32 * 128 + 6144 * 128 + 6144 * 32 + 2 * 128
+    assert num_parameters(every) - num_parameters(fourth) == num_shared * of_indexer
+    assert {mixer.cached_size for mixer in latent_mixers(fourth)} == {704, 576}
+    kept = sum(spec.page.num_bytes for spec in fourth.kv_cache_specs(16, "bfloat16", ops="cpu"))
+    assert kept == (21 * 704 + 57 * 576) * 2 * 16 * 2
+
+
 @pytest.mark.parametrize(
-    "changes",
+    ("changes", "words"),
     [
-        {"indexer_types": ["full"] * 77 + ["shared"]},
-        {"indexer_types": 3},
-        {"index_topk_pattern": "FSSF"},
-        {"index_topk_freq": 4},
+        ({"indexer_types": ["full"] * 77 + ["half"]}, "must name full or shared for each of the 78 layers"),
+        ({"indexer_types": ["full"] * 77}, "must name full or shared for each of the 78 layers"),
+        ({"indexer_types": 3}, "must name full or shared"),
+        ({"indexer_types": ["shared"] * 78}, "must begin with full"),
+        ({"index_topk_pattern": "FSSF"}, "must name full or shared"),
+        ({"index_topk_pattern": "f" * 78}, "must name full or shared"),
+        ({"index_topk_freq": "4"}, "must be a whole number"),
+        ({"index_topk_freq": 4, "index_skip_topk_offset": 0}, "must let the first layer have an indexer"),
     ],
-    ids=lambda changes: next(iter(changes)),
+    ids=str,
 )
-def test_layers_that_share_a_choice_are_refused(changes: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=f"{next(iter(changes))} is .*each layer has an indexer"):
+def test_a_choice_that_cannot_be_shared_is_refused(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
         arch_of(GLM_5, **changes)
 
 
 @pytest.mark.parametrize(
-    "changes", [{"indexer_types": ["full"] * 78}, {"index_topk_pattern": "F" * 78}, {"index_topk_freq": 1}]
+    "changes", [{"indexer_types": ["full"] * 78}, {"index_topk_pattern": "F" * 78}, {"index_topk_freq": 0}]
 )
 def test_ways_to_say_that_all_layers_have_one(changes: dict[str, Any]) -> None:
     assert arch_of(GLM_5, **changes).layers == arch_of(GLM_5).layers

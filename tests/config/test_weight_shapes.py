@@ -58,6 +58,9 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "apertus 1.5 with fewer logits": ("apertus1p5_text", {"vocab_size": 400, "output_vocab_size": 320}),
     "laguna with gates of features": ("laguna", {"gating": "per-element", "attention_bias": True}),
     "longcat flash with biases": ("longcat_flash", {"attention_bias": True, "tie_word_embeddings": True}),
+    "axk2 tied": ("axk2", {"attention_bias": True, "tie_word_embeddings": True, "first_k_dense_replace": 0}),
+    "glm 5 with a shared choice": ("glm_moe_dsa", {"indexer_types": ["full", "shared", "shared"]}),
+    "dots3 note with biases": ("dots3_note_text", {"attention_bias": True, "tie_word_embeddings": True}),
     "mimo v2 flash with biases": ("mimo_v2_flash", {"attention_bias": True, "attention_value_scale": None}),
 }
 COMBINATIONS = [

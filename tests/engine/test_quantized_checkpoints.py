@@ -74,7 +74,9 @@ def test_a_request_does_not_notice_its_neighbours(format: str, pairs: dict[str, 
 
 @native
 @pytest.mark.parametrize("format", ["ct-int4", "awq", "gptq-desc-act", "ct-fp8", "fp8-blocks", "ct-nvfp4"])
-@pytest.mark.parametrize("family", ["qwen2", "qwen3_moe", "deepseek_v3", "deepseek_v32", "longcat_flash"])
+@pytest.mark.parametrize(
+    "family", ["qwen2", "qwen3_moe", "deepseek_v3", "deepseek_v32", "axk2", "dots3_note_text", "longcat_flash"]
+)
 def test_other_layers_keep_their_bits(format: str, family: str, tmp_path: Path) -> None:
     """Biases, experts, latents, indexers."""
     latent = {"q_lora_rank": 64, "kv_lora_rank": 32, "v_head_dim": 32}
@@ -82,6 +84,19 @@ def test_other_layers_keep_their_bits(format: str, family: str, tmp_path: Path) 
         "qwen3_moe": {"moe_intermediate_size": 64},
         "deepseek_v3": {**latent, "moe_intermediate_size": 64},
         "deepseek_v32": {**latent, "moe_intermediate_size": 64, "index_head_dim": 32},
+        "axk2": {**latent, "moe_intermediate_size": 64, "index_head_dim": 32, "gated_norm_rank": 32},
+        "dots3_note_text": {
+            **latent,
+            **{f"swa_{name}": size for name, size in {**latent, "num_attention_heads": 8}.items()},
+            "swa_num_key_value_heads": 8,
+            "swa_head_dim": 20,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 8,
+            "layer_types": ["indexed_attention", "sliding_attention"],
+            "moe_intermediate_size": 64,
+            "shared_experts_intermediate_size": 64,
+            "index_head_dim": 32,
+        },
         "longcat_flash": {**latent, "ffn_hidden_size": 96, "expert_ffn_hidden_size": 64},
     }.get(family, {})
     quantized, plain = make_quantized_checkpoint(format, tmp_path, family, **sizes)

@@ -14,7 +14,7 @@ from quire.config.arch import ModelArch
 from quire.config.text_part import LEFT_OUT, TEXT_TYPES
 from quire.errors import CheckpointError, ConfigError
 from tests.checkpoints import make_checkpoint, one_thread
-from tests.models.cases.text_parts import CASES, KIMI, Case
+from tests.models.cases.text_parts import CASES, DOTS, KIMI, Case
 from tests.models.harness import Harness
 from tests.ops.implementations import REFERENCE
 
@@ -61,6 +61,26 @@ def test_kimi_k25_is_read_in_the_names_that_are_published(tmp_path: Path) -> Non
     file = tmp_path / "model.safetensors"
     renamed = {name.replace("model.blocks.", "model.layers."): value for name, value in load_file(file).items()}
     save_file(renamed, file, metadata={"format": "pt"})
+    compare(model, tmp_path)
+
+
+def test_dots3_note_is_read_as_published(tmp_path: Path) -> None:
+    """With the keys of the language model at the top of the config, and its tensors at the top of the model."""
+    from safetensors.torch import load_file, save_file
+
+    model = make_from(DOTS, tmp_path)
+    file, config = tmp_path / "model.safetensors", tmp_path / "config.json"
+    renamed = {
+        name.replace("model.language_model.", "model.")
+        .replace("model.vision_tower.", "vision_encoder.")
+        .replace("model.audio_tower.", "audio_encoder."): value
+        for name, value in load_file(file).items()
+    }
+    assert {name.partition(".")[0] for name in renamed} == {"model", "lm_head", "vision_encoder", "audio_encoder"}
+    save_file(renamed, file, metadata={"format": "pt"})
+    whole = json.loads(config.read_text())
+    text = whole.pop("text_config")
+    config.write_text(json.dumps({**text, **whole}))
     compare(model, tmp_path)
 
 

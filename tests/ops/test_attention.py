@@ -70,7 +70,7 @@ def test_blocks_may_lie_apart_in_a_pool_of_several_layers(
 
 @each_implementation
 @pytest.mark.parametrize("heads", [(1, 1), (3, 1), (4, 4), (8, 2), (9, 3)])
-@pytest.mark.parametrize("head_size", [16, 24, 64, 80, 128])
+@pytest.mark.parametrize("head_size", [16, 24, 64, 80, 128, 1152])
 @pytest.mark.parametrize("cache_dtype", [torch.float32, torch.int8, torch.float8_e4m3fn])
 def test_attention_takes_any_grouping_and_head_size(
     implementation: str, heads: tuple[int, int], head_size: int, cache_dtype: torch.dtype

@@ -34,6 +34,11 @@ ROUTINGS = {
         renormalized=True,
         least_sum=1e-20,
     ),
+    "groups whose others have a score": Routing(
+        num_chosen=3,
+        scores=Scores.SIGMOID,
+        groups=ExpertGroups(count=3, num_chosen=1, num_best=2, left_out=0.6),
+    ),
     "one after the other": Routing(num_chosen=3, scores=Scores.LOGITS, near=0.9),
     "logits choose, sigmoids weigh": Routing(num_chosen=3, scores=Scores.LOGITS_SIGMOID, renormalized=True),
     "what experts read is weighed": Routing(num_chosen=2, scores=Scores.SIGMOID, weighs_input=True, shared_factor=0.5),
@@ -59,13 +64,13 @@ def best(candidates: list[int], scores: list[float]) -> list[int]:
     return sorted(candidates, key=lambda index: (-scores[index], index))
 
 
-def candidates(ranked: Tensor, groups: ExpertGroups | None) -> list[int]:
+def in_groups(ranked: Tensor, groups: ExpertGroups | None) -> list[float]:
     if groups is None:
-        return list(range(NUM_EXPERTS))
+        return ranked.tolist()
     size = NUM_EXPERTS // groups.count
     of_groups = [sum(sorted(group.tolist())[-groups.num_best :]) for group in ranked.split(size)]
     chosen = best(list(range(groups.count)), of_groups)[: groups.num_chosen]
-    return [group * size + index for group in chosen for index in range(size)]
+    return [score if i // size in chosen else groups.left_out for i, score in enumerate(ranked.tolist())]
 
 
 def one_after_the_other(logits: list[float], num_chosen: int, near: float) -> tuple[list[int], list[float]]:
@@ -147,7 +152,7 @@ class Mixture:
         }
         scores = known.get(routing.scores, logits)
         ranked = scores + (0.0 if self.choice_bias is None else self.choice_bias.double())
-        chosen = best(candidates(ranked, routing.groups), ranked.tolist())[: routing.num_chosen]
+        chosen = best(list(range(NUM_EXPERTS)), in_groups(ranked, routing.groups))[: routing.num_chosen]
         weigh = {Scores.LOGITS: partial(torch.softmax, dim=0), Scores.LOGITS_SIGMOID: torch.sigmoid}
         weights = weigh.get(routing.scores, torch.clone)(scores[chosen])
         if routing.renormalized:
@@ -415,6 +420,7 @@ def test_native_routing_reads_all_that_a_routing_says() -> None:
         *("num_chosen", "scores", "groups", "renormalized", "least_sum", "added_to_sum", "factor", "shared_factor"),
         *("weighs_input", "near"),
     }
+    assert [item.name for item in fields(ExpertGroups)] == ["count", "num_chosen", "num_best", "left_out"]
     assert {item.name for item in fields(ClampedGate)} == {"limit", "slope", "offset"}
     assert [item.name for item in fields(MixtureWeights)] == [
         *("router", "router_bias", "experts", "choice_bias", "scales", "shared", "num_identities")

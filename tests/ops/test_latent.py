@@ -15,6 +15,7 @@ from tests.ops.implementations import assert_close, assert_rows_alone, implement
 
 SMALL = LatentSpec(num_heads=3, rope_size=6, nope_size=12, latent_size=16, value_size=7, head_size=24, norm_eps=1e-5)
 DEEPSEEK = LatentSpec(num_heads=128, rope_size=64, nope_size=128, latent_size=512, value_size=128, head_size=576)
+DOTS = LatentSpec(num_heads=2, rope_size=64, nope_size=192, latent_size=1024, value_size=128, head_size=1088)
 NUM_ROWS = 19
 
 
@@ -77,7 +78,11 @@ def test_queries_keys_and_values_stand_where_attention_reads_them(ops: Ops) -> N
     assert_close(latents.qkv(query, compressed), expected.flatten(1))
 
 
-@pytest.mark.parametrize(("spec", "rows"), [(SMALL, 37), (DEEPSEEK, 3)], ids=["small", "as large as DeepSeek's"])
+@pytest.mark.parametrize(
+    ("spec", "rows"),
+    [(SMALL, 37), (DEEPSEEK, 3), (DOTS, 17)],
+    ids=["small", "as large as DeepSeek's", "as wide as those of dots3-note"],
+)
 def test_attention_is_that_over_expanded_keys_and_values(ops: Ops, spec: LatentSpec, rows: int) -> None:
     latents = Latents(ops, spec)
     query, compressed = latents.inputs(rows)

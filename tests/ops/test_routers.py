@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from quire.config.config_keys import ConfigKeys
+from quire.config.families import family_of
 from quire.config.layers.experts import (
     ExpertsRule,
     ExpertsSpec,
@@ -111,6 +112,21 @@ def test_deepseek_v3_chooses_as_in_transformers(case: str) -> None:
     bias = torch.randn(V3[case]["n_routed_experts"], generator=torch.Generator().manual_seed(1)) * 0.3
     router.e_score_correction_bias.copy_(bias)
     assert_routes_alike(router, specs(deepseek_v3_experts, V3[case])[1], bias)
+
+
+@pytest.mark.parametrize("shift", [0.0, -1.5])
+def test_axk2_chooses_as_in_transformers(shift: float) -> None:
+    """Where the bias makes all scores negative, experts of groups that are left out go first."""
+    from transformers import AXK2Config
+    from transformers.models.axk2.modeling_axk2 import AXK2TopkRouter
+
+    config = {"n_routed_experts": 8, "num_experts_per_tok": 4, "n_group": 4, "topk_group": 3, "norm_topk_prob": True}
+    router = AXK2TopkRouter(AXK2Config(**COMMON, **config, routed_scaling_factor=2.0))
+    bias = torch.randn(8, generator=torch.Generator().manual_seed(1)) * 0.3 + shift
+    router.e_score_correction_bias.copy_(bias)
+    mlp = family_of("AXK2ForCausalLM", "axk2").mlp
+    spec = mlp(ConfigKeys({**COMMON, **config, "routed_scaling_factor": 2.0}, "config.json"), 2, 40)[1].experts
+    assert_routes_alike(router, spec, bias)
 
 
 @pytest.mark.parametrize("noise", [0.01, 0.2, 0.45])

@@ -16,6 +16,8 @@
 
 namespace qr {
 
+// Elements of a head: a latent of 1024 and 64 that rotate, with room for an indexer's key of 64.
+constexpr int64_t kMostHead = 1152;
 // Pages whose softmax is taken at once.
 inline int64_t pages_of_split(const CacheLayout& layout) {
   return layout.block_size < kSplitTokens ? kSplitTokens / layout.block_size : 1;

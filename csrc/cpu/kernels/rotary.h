@@ -11,8 +11,6 @@
 namespace qr {
 namespace {
 
-constexpr int64_t kMaxHead = 1024;
-
 // A head on its way: RMS-normed where there is a weight, rotated where there are cosines and sines.
 template <class T>
 struct Head {
@@ -41,7 +39,7 @@ struct Head {
     const int64_t turned = cos_sin == nullptr ? 0 : rotary_dim, half = turned / 2;
     const float *cosines = cos_sin, *sines = cos_sin + half;
     if (interleaved && turned > 0) {
-      alignas(64) float x[kMaxHead];
+      alignas(64) float x[kMostHead];
       each_vector(turned, [&](int64_t i, int count) __attribute__((always_inline)) {
         store_some(x + i, normed(i, count), count);
       });
@@ -116,8 +114,8 @@ void rope_run(const RopeArgs& args, int64_t begin, const Run& run) {
   const int64_t n = args.layout.head_size, kv_heads = args.layout.kv_heads, heads = args.heads;
   const auto* qkv = static_cast<const T*>(args.qkv);
   const Places places((heads + 2 * kv_heads) * n, args.qkv_dtype);
-  alignas(64) Stored rows[kGroup * kMaxHead];
-  alignas(64) T copy[kMaxHead];
+  alignas(64) Stored rows[kGroup * kMostHead];
+  alignas(64) T copy[kMostHead];
   auto head_at = [&](int64_t token, int64_t h, const float* norm, bool turned) __attribute__((always_inline)) {
     const float* cos_sin =
         turned && args.cos_sin != nullptr ? args.cos_sin + args.positions[token] * args.rotary_dim : nullptr;
@@ -131,7 +129,7 @@ void rope_run(const RopeArgs& args, int64_t begin, const Run& run) {
   };
   auto keep = [&](int64_t t, int64_t page, const Head<T>& head, const float* given) __attribute__((always_inline)) {
     if constexpr (!std::is_void<Codes>::value) {
-      alignas(64) float floats[kMaxHead];
+      alignas(64) float floats[kMostHead];
       head.write(floats);
       const float scale = quantize_head<Codes>(rows + t * n, floats, n, given == nullptr ? 0.0f : *given);
       char* scales = static_cast<char*>(args.cache) + page + padded_slots(args.layout) * n;

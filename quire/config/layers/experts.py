@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -36,6 +37,8 @@ class ExpertGroups:
     num_chosen: int
     num_best: int
     """A group's score is the sum of so many of its highest scores."""
+    left_out: float = -math.inf
+    """The score of experts in all other groups: where it is finite, they go before experts whose score is lower."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

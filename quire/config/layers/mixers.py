@@ -193,12 +193,16 @@ class IndexerSpec:
     """Tokens, or entries, of the context that a query attends to, at most: those of the highest scores."""
     interleaved: bool
     """Whether pairs of neighbouring features rotate, not the two halves; attention may do the other."""
+    is_shared: bool = False
+    """Whether layers behind this one attend to what it chose."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatentAttentionSpec(Mixer):
     """Attention over latents (MLA): keys and values of all heads are products of one short vector for each token."""
 
+    num_heads: int
+    """Of queries; all of them read one latent of each token."""
     query_rank: int | None
     """Features between the two products that give the queries; None for one product."""
     latent_size: int
@@ -222,23 +226,35 @@ class LatentAttentionSpec(Mixer):
     """Multiplies low-rank queries behind their norm."""
     latent_norm_scale: float = 1.0
     """Multiplies latents behind their norm."""
+    has_key_norm: bool = False
+    """The key that all heads share has a norm of its own before its rotation."""
+    window: int | None = None
+    """Tokens a query sees at most, itself included; None for all."""
     indexer: IndexerSpec | None = None
-    """None where queries attend to all tokens that they see."""
-    is_gated: bool = False
-    """What each head attended to is multiplied by a sigmoid of its own."""
-
-    @property
-    def window(self) -> None:
-        """Queries see all tokens."""
-        return None
+    """None where queries attend to all tokens that they see, or to those that another layer chose."""
+    num_shared: int | None = None
+    """Queries attend to the tokens that the last indexer before this layer chose, so many at most."""
+    num_gates: int = 0
+    """What was attended to is multiplied by the sigmoids of so many gates: of each feature, or of each head."""
+    gates_with_queries: bool = False
+    """The gates of a head stand behind its query in one product, which reads low-rank queries behind their norm and,
+    beside them, before it."""
 
     @property
     def cached_size(self) -> int:
         """What the cache keeps of a token: the rotated key, the latent, padding, and the indexer's key."""
         return cached_latent_size(self.rope_size, self.latent_size, self.indexer.head_size if self.indexer else 0)
 
+    @property
+    def num_selected(self) -> int | None:
+        """Tokens that a query attends to, at most; None for all that it sees."""
+        return self.num_shared if self.indexer is None else self.indexer.num_selected
+
     def kv_cache_specs(self, page: PageSpec) -> tuple[KVCacheSpec, ...]:
         """What the layer keeps in the KV cache, a block of which is a page."""
+        page = replace(page, head_size=self.cached_size)
+        if self.window is not None:
+            return (SlidingWindowSpec(page=page, window=self.window),)
         return (FullAttentionSpec(page=page),)
 
 
@@ -330,8 +346,15 @@ def _rows(page: PageSpec, size: int, rate: int) -> PageSpec:
     return replace(page, num_kv_heads=1, head_size=round_up(size, 2) // 2, rate=rate, slot_multiple=1)
 
 
+def latent_alike(keys: ConfigKeys, spec: LatentAttentionSpec, num_layers: int) -> Sequence[LatentAttentionSpec]:
+    """All layers have the same mixer."""
+    return (spec,) * num_layers
+
+
 LatentRule = Callable[[ConfigKeys, int, Mapping[str, str]], LatentAttentionSpec]
 """From a config, its longest context and the family's aliases to the mixer of all layers."""
+LatentLayersRule = Callable[[ConfigKeys, LatentAttentionSpec, int], Sequence[LatentAttentionSpec]]
+"""From a config, the mixer that a `LatentRule` gave and a number of layers to the mixer of each layer."""
 BlockRule = Callable[[ConfigKeys, int, Heads, RopeConfig | None], Sequence[BlockIndexerSpec | None]]
 """From a config, a number of layers, their heads and how these rotate to what chooses the blocks that each layer
 attends to."""

@@ -11,7 +11,6 @@ from quire.config.layers.mixers import (
     AttentionSpec,
     BlockIndexerSpec,
     CompressedAttentionSpec,
-    IndexerSpec,
     LatentAttentionSpec,
     SharedBlock,
 )
@@ -25,8 +24,9 @@ from quire.config.layers.recurrent_mixers import (
 )
 from quire.config.layers.streams import LayerEmbeddingsSpec, StreamsSpec
 from quire.config.memory.compressed_activations import hyper_step
+from quire.config.memory.latent_activations import attend_latents, open_attended
 from quire.config.memory.reference_activations import has_shortcuts, reference_activation_bytes
-from quire.config.memory.step_layout import FLOAT, INT32, StepLayout
+from quire.config.memory.step_layout import FLOAT, INT32, Places, StepLayout
 from quire.messages.kv import DTYPE_BYTES
 
 
@@ -73,14 +73,14 @@ def _step(arch: ModelArch, dtype: str, num_tokens: int) -> StepLayout:
         return layout
     if arch.layer_embeddings is not None:
         _embed_layers(layout, arch, arch.layer_embeddings)
-    ends: dict[tuple[int, LayerSpec], int] = {}
+    ends: dict[tuple[Places, LayerSpec], Places] = {}
     for layer in arch.layers[:: 2 if has_shortcuts(arch) else 1]:  # each meets the gaps that the one before left
-        start = layout.begin("hidden"), layer
+        start = layout.places(), layer
         if start in ends:
-            layout.move("hidden", ends[start])
+            layout.restore(ends[start])
         else:
             _rule_of(arch, layer)(layout, arch, layer)
-            ends[start] = layout.begin("hidden")
+            ends[start] = layout.places()
     layout.take("normed", arch.hidden_size)
     layout.free(*(["embeddings"] if arch.layer_embeddings else []))
     return layout
@@ -294,7 +294,7 @@ def _layer(layout: StepLayout, arch: ModelArch, layer: LayerSpec) -> None:
 
 def _mix(layout: StepLayout, arch: ModelArch, norms: Norms, mixers: Sequence[MixerSpec]) -> None:
     """Each mixer adds to what those before it gave."""
-    _norm(layout, norms.input, arch.hidden_size)
+    _norm(layout, norms, norms.input, arch.hidden_size)
     for number, mixer in enumerate(mixers):
         _mix_one(layout, arch, mixer)
         layout.free(*(["between"] if number else []))
@@ -311,7 +311,7 @@ def _feed(layout: StepLayout, arch: ModelArch, norms: Norms, mlp: MlpSpec) -> No
         _end_norm(layout, norms.input)
         layout.rename("renormed", "normed")
     elif not arch.is_parallel:
-        _norm(layout, norms.pre_mlp, size)
+        _norm(layout, norms, norms.pre_mlp, size)
     inner = 0 if mlp.experts else mlp.intermediate_size
     layout.take("gates", 2 * inner if mlp.kind is MlpKind.SPARSE else 0)
     layout.take("both", 2 * inner if mlp.gate is not None else 0)
@@ -379,38 +379,27 @@ def _attend(
     layout: StepLayout, arch: ModelArch, mixer: AttentionSpec | LatentAttentionSpec | CompressedAttentionSpec
 ) -> None:
     assert not isinstance(mixer, CompressedAttentionSpec), "models of which have streams"
-    if isinstance(mixer, LatentAttentionSpec) and mixer.indexer is not None:
-        _attend_indexed(layout, arch, mixer, mixer.indexer)
-        return
-    heads, keys_values = arch.num_heads * arch.head_size, 2 * arch.num_kv_heads * arch.head_size
-    if isinstance(mixer, AttentionSpec):
-        heads, keys_values = mixer.cached.query_size, 2 * mixer.cached.kv_size * (mixer.reads is None)
-    is_latent, has_experts = isinstance(mixer, LatentAttentionSpec), _has_experts(mixer)
     if isinstance(mixer, LatentAttentionSpec):
-        _compress(layout, arch, mixer)
-    elif has_experts:
+        attend_latents(layout, arch, mixer)
+        return
+    heads, keys_values = mixer.cached.query_size, 2 * mixer.cached.kv_size * (mixer.reads is None)
+    is_difference = mixer.difference is not None
+    if mixer.experts is not None:
         layout.take("keys and values", keys_values)
-    is_difference = isinstance(mixer, AttentionSpec) and mixer.difference is not None
     if is_difference:
         layout.take("narrow", (heads + keys_values) // 2)
     layout.take("qkv", heads + keys_values)
-    layout.free(*(["projected", "compressed"] if is_latent else ["keys and values"] if has_experts else []))
+    layout.free(*(["keys and values"] if mixer.experts is not None else []))
     layout.free(*(["narrow"] if is_difference else []))
     layout.take("query", heads)
-    indexer = mixer.blocks if isinstance(mixer, AttentionSpec) else None
-    if indexer is not None:
-        _select_blocks(layout, indexer)
+    if mixer.blocks is not None:
+        _select_blocks(layout, mixer.blocks)
     layout.take("attended", heads)
-    layout.free("qkv" if indexer is None else "selected", "query")
-    if isinstance(mixer, LatentAttentionSpec):
-        _expand(layout, arch, mixer)
-    num_gates = arch.num_heads * mixer.is_gated if isinstance(mixer, LatentAttentionSpec) else mixer.num_gates
-    if num_gates:
-        layout.take("gate", num_gates)
-        layout.free("gate")
+    layout.free("qkv" if mixer.blocks is None else "selected", "query")
+    open_attended(layout, mixer.num_gates)
     if arch.norms.attended is not None:
         _renorm(layout, "attended", heads)
-    if isinstance(mixer, AttentionSpec) and is_difference:
+    if is_difference:
         _renorm(layout, "attended", heads // 2)
         layout.take("renormed", mixer.cached.head_size, rows=mixer.heads.num_heads // 2)
         layout.free("attended")
@@ -438,60 +427,6 @@ def _renorm(layout: StepLayout, name: str, columns: int) -> None:
     layout.take("renormed", columns)
     layout.free(name)
     layout.rename("renormed", name)
-
-
-def _has_experts(mixer: AttentionSpec | LatentAttentionSpec) -> bool:
-    return isinstance(mixer, AttentionSpec) and mixer.experts is not None
-
-
-def _attend_indexed(layout: StepLayout, arch: ModelArch, mixer: LatentAttentionSpec, indexer: IndexerSpec) -> None:
-    """Attention over the latents that an indexer chooses (`layers/indexer.py`)."""
-    assert mixer.query_rank is not None
-    heads, size = arch.num_heads * arch.head_size, indexer.head_size
-    layout.take("down", mixer.query_rank)
-    layout.take("low", mixer.query_rank)
-    layout.free("down")
-    layout.take("projected", arch.num_heads * (mixer.nope_size + mixer.rope_size))
-    layout.take("compressed", mixer.latent_size + mixer.rope_size)
-    layout.take("raw", size)
-    layout.take("raw normed", size)
-    layout.free("raw")
-    layout.take("key", size)
-    layout.free("raw normed")
-    layout.take("qkv", heads + 2 * arch.head_size)
-    layout.free("projected", "compressed", "key")
-    layout.take("query", heads)
-    layout.free("qkv")
-    layout.take("raw", indexer.num_heads * size)
-    layout.take("index query", indexer.num_heads * size)
-    layout.free("raw")
-    layout.take("weights", indexer.num_heads, FLOAT)
-    layout.take("selected", indexer.num_selected, INT32)
-    layout.free("index query", "weights")
-    layout.take("attended", heads)
-    layout.free("low", "query", "selected")
-    _expand(layout, arch, mixer)
-    layout.take("mixed", arch.hidden_size)
-    layout.free("attended")
-
-
-def _compress(layout: StepLayout, arch: ModelArch, mixer: LatentAttentionSpec) -> None:
-    """Queries and latents, as `latent_qkv` reads them."""
-    if mixer.query_rank is not None:
-        layout.take("down", mixer.query_rank)
-        layout.take("down normed", mixer.query_rank)
-        layout.free("down")
-    layout.take("projected", arch.num_heads * (mixer.nope_size + mixer.rope_size))
-    if mixer.query_rank is not None:
-        layout.free("down normed")
-    layout.take("compressed", mixer.latent_size + mixer.rope_size)
-
-
-def _expand(layout: StepLayout, arch: ModelArch, mixer: LatentAttentionSpec) -> None:
-    """The values of what was attended to, by `latent_values`."""
-    layout.take("values", arch.num_heads * mixer.value_size)
-    layout.free("attended")
-    layout.rename("values", "attended")
 
 
 def _recur(layout: StepLayout, arch: ModelArch, mixer: RecurrentSpec) -> None:
@@ -545,9 +480,13 @@ def _open(layout: StepLayout, mixer: RgLruSpec) -> None:
     layout.free("by block")
 
 
-def _norm(layout: StepLayout, name: str | None, size: int) -> None:
+def _norm(layout: StepLayout, norms: Norms, name: str | None, size: int) -> None:
     if name is not None:
         layout.take("normed", size)
+    if name in norms.with_gate:
+        layout.take("thin", norms.gate_rank)
+        layout.take("gate", size)
+        layout.free("thin", "gate")
 
 
 def _end_norm(layout: StepLayout, name: str | None) -> None:

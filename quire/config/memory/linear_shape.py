@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+Shape = tuple[tuple[int, ...], int]
+"""The parts and the input features of a linear layer."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinearShape:

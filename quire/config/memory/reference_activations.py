@@ -24,6 +24,7 @@ def reference_activation_bytes(arch: ModelArch, item: int) -> int:
     more = size * (arch.is_parallel or arch.norms.post_mlp is not None or arch.scales.residual != 1.0)
     more += 2 * size * (arch.scales.joins is not None)
     inner = arch.widest_mlp
+    beside += 4 * 2 * size * bool(arch.norms.with_gate)
     attention = item * (2 * size + qkv + 2 * heads) + 4 * (qkv + 2 * heads)
     mlp = item * (4 * size + more + inner) + 4 * (size + 4 * inner)
     if arch.streams is not None:
@@ -62,10 +63,10 @@ def _latent_mixers(arch: ModelArch) -> set[LatentAttentionSpec]:
 
 def _reference_latent_bytes(arch: ModelArch, item: int, mixer: LatentAttentionSpec) -> int:
     """While queries are taken to the latents, or values from them; the products of all heads stand there twice."""
-    heads, size, latent = arch.num_heads, 2 * arch.hidden_size, mixer.latent_size
+    heads, size, latent = mixer.num_heads, 2 * arch.hidden_size, mixer.latent_size
     before = heads * (2 * mixer.nope_size + mixer.rope_size + latent) + 4 * latent + 2 * mixer.rope_size
-    joined = max(heads * latent, (heads + 2) * arch.head_size)
-    behind = heads * (arch.head_size + latent + 2 * mixer.value_size)
+    joined = max(heads * latent, (heads + 2) * mixer.cached_size)
+    behind = heads * (mixer.cached_size + latent + 2 * mixer.value_size)
     chosen = _reference_index_bytes(item, mixer) if mixer.indexer else 0
     return item * (size + max(before + joined, behind)) + 12 * max(latent, mixer.nope_size, mixer.value_size) + chosen
 

@@ -9,6 +9,8 @@ FLOAT = DTYPE_BYTES["float32"]
 """Bytes of a number of what is computed in float32 whatever the model's dtype."""
 INT32 = 4
 """Bytes of a position."""
+Places = tuple[tuple[str, tuple[int, int]], ...]
+"""Pieces, with where each begins and ends."""
 
 
 class StepLayout:
@@ -36,14 +38,17 @@ class StepLayout:
         self._pieces[name] = begin, begin + size
         self.peak = max(self.peak, begin + size)
 
-    def begin(self, name: str) -> int:
-        """Where a piece lies."""
-        return self._pieces[name][0]
+    def has(self, name: str) -> bool:
+        """Whether there is a piece of this name."""
+        return name in self._pieces
 
-    def move(self, name: str, begin: int) -> None:
-        """Let a piece lie elsewhere."""
-        old_begin, old_end = self._pieces[name]
-        self._pieces[name] = begin, begin + old_end - old_begin
+    def places(self) -> Places:
+        """Where the pieces lie."""
+        return tuple(sorted(self._pieces.items()))
+
+    def restore(self, places: Places) -> None:
+        """Let pieces lie as they did."""
+        self._pieces = dict(places)
 
     def free(self, *names: str) -> None:
         """End pieces."""

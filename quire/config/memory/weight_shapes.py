@@ -34,7 +34,8 @@ from quire.config.layers.recurrent_mixers import (
     ShortConvSpec,
     StepNorms,
 )
-from quire.config.memory.linear_shape import LinearShape
+from quire.config.memory.latent_shapes import latent_floats, latent_linears
+from quire.config.memory.linear_shape import LinearShape, Shape
 from quire.config.memory.stream_shapes import (
     num_copied,
     num_layer_embeddings,
@@ -79,6 +80,7 @@ def weight_shapes(arch: ModelArch) -> WeightShapes:
         for mixer in layer.mixers:
             linears.update(_MIXERS[type(mixer)](arch, mixer))
         linears.update(_MLPS[layer.mlp.kind](arch, layer.mlp))
+        linears.update(_norm_gates(arch, layer))
     if arch.embedding_size != arch.hidden_size:
         linears.update([((arch.hidden_size,), arch.embedding_size), ((arch.embedding_size,), arch.hidden_size)])
     positions = 0 if names.positions is None else arch.max_position_embeddings + names.unused_positions
@@ -185,10 +187,6 @@ def num_active_parameters(arch: ModelArch) -> int:
     return num_parameters(arch) - idle
 
 
-Shape = tuple[tuple[int, ...], int]
-"""The parts and the input features of a linear layer."""
-
-
 def _qkv(arch: ModelArch, own: Heads) -> Shape:
     size, heads, kv_heads = own.head_size, own.num_heads, own.num_kv_heads
     names = arch.family.names
@@ -239,26 +237,6 @@ def _shared_block(arch: ModelArch, own: Heads, shared: SharedBlock) -> Counter[S
         shapes.update([shape for features in qkv for shape in (((rank,), 2 * size), ((features,), rank))])
     if shared.is_first:
         shapes.update([(qkv, 2 * size), _output(arch, own), ((2 * inner,), size), ((size,), inner)])
-    return shapes
-
-
-def _latent(arch: ModelArch, mixer: MixerSpec) -> Counter[Shape]:
-    """Each head has two weights of its own: from its query to the latents, and from them to its values."""
-    assert isinstance(mixer, LatentAttentionSpec)
-    heads, size = arch.num_heads, arch.hidden_size
-    queries = (heads * (mixer.nope_size + mixer.rope_size),)
-    shapes = Counter[Shape]([((mixer.latent_size + mixer.rope_size,), size), ((size,), heads * mixer.value_size)])
-    shapes.update(
-        [(queries, size)] if mixer.query_rank is None else [((mixer.query_rank,), size), (queries, mixer.query_rank)]
-    )
-    shapes[(mixer.latent_size,), mixer.nope_size] += heads
-    shapes[(mixer.value_size,), mixer.latent_size] += heads
-    if mixer.is_gated:
-        shapes[(heads,), size] += 1
-    if mixer.indexer is not None:
-        assert mixer.query_rank is not None
-        index = mixer.indexer
-        shapes.update([((index.num_heads * index.head_size,), mixer.query_rank), ((index.head_size,), size)])
     return shapes
 
 
@@ -336,7 +314,7 @@ def _rg_lru(arch: ModelArch, mixer: MixerSpec) -> Counter[Shape]:
 _MIXERS: Mapping[type[MixerSpec], Callable[[ModelArch, MixerSpec], Counter[Shape]]] = MappingProxyType(
     {
         AttentionSpec: _attention,
-        LatentAttentionSpec: _latent,
+        LatentAttentionSpec: latent_linears,
         CompressedAttentionSpec: _compressed,
         MambaSpec: _recurrent,
         Mamba2Spec: _recurrent,
@@ -371,9 +349,7 @@ def _mixer_floats(arch: ModelArch, mixer: MixerSpec) -> int:
         gate = _gates_are_behind_queries(arch) * own.query_size
         features = own.query_size if mixer.reads is not None else sum(_qkv(arch, own)[0])
         return biases + arch.attention_bias * (features + gate) + mixer.has_sinks * own.num_heads
-    rank, index = mixer.query_rank or 0, 2 * mixer.indexer.head_size if mixer.indexer else 0
-    norms = rank + mixer.latent_size + index
-    return biases + norms + arch.attention_bias * (rank + mixer.latent_size + mixer.rope_size)
+    return biases + latent_floats(arch, mixer)
 
 
 def _recurrent_floats(arch: ModelArch, mixer: RecurrentSpec) -> int:
@@ -488,6 +464,12 @@ def _num_norms(arch: ModelArch) -> int:
     return ends + sum(_num_layer_norms(arch, layer) for layer in arch.layers)
 
 
+def _norm_gates(arch: ModelArch, layer: LayerSpec) -> list[Shape]:
+    """The products of gates behind norms."""
+    norms, size = arch.norms_of(layer), arch.hidden_size
+    return [((norms.gate_rank,), size), ((size,), norms.gate_rank)] * len(norms.with_gate)
+
+
 def _num_layer_norms(arch: ModelArch, layer: LayerSpec) -> int:
     norms = arch.norms_of(layer)
     names = [*(norms.of_mixers if layer.mixers else ()), *(norms.of_mlp if layer.mlp.kind is not MlpKind.NONE else ())]
@@ -541,17 +523,16 @@ def query_sizes(arch: ModelArch) -> list[int]:
 
 def _queries(arch: ModelArch) -> list[tuple[int, int | None]]:
     """As `query_sizes`, with the tokens that they see at most; None for all."""
-    latent, found = arch.num_heads * arch.head_size, list[tuple[int, int | None]]()
+    found = list[tuple[int, int | None]]()
     for mixer in arch.attentions:
         if isinstance(mixer, AttentionSpec):
             found += _plain_queries(mixer)
         elif isinstance(mixer, CompressedAttentionSpec):
             found += _compressed_queries(mixer)
-        elif mixer.indexer is None:
-            found.append((latent, None))
         else:
-            indexer = mixer.indexer
-            found += [(latent, indexer.num_selected), (indexer.num_heads * indexer.head_size // 2, None)]
+            found.append((mixer.num_heads * mixer.cached_size, mixer.num_selected or mixer.window))
+            if mixer.indexer is not None:
+                found.append((mixer.indexer.num_heads * mixer.indexer.head_size // 2, None))
     return found
 
 

@@ -188,12 +188,12 @@ def _best(scores: Tensor, count: int) -> Tensor:
 
 
 def _in_best_groups(ranked: Tensor, groups: ExpertGroups) -> Tensor:
-    """The scores of experts in the best groups; -inf for the others. Shapes: ranked [T, X] -> [T, X]."""
+    """The scores of experts, those of groups that are left out replaced. Shapes: ranked [T, X] -> [T, X]."""
     in_groups = ranked.view(ranked.shape[0], groups.count, ranked.shape[1] // groups.count)
     highest = in_groups.sort(dim=-1, descending=True).values[..., : groups.num_best]
     of_groups = _row_sums(highest.flatten(0, 1)).view(-1, groups.count)
     is_left_out = torch.ones_like(of_groups, dtype=torch.bool).scatter_(1, _best(of_groups, groups.num_chosen), False)
-    return in_groups.masked_fill(is_left_out.unsqueeze(-1), -torch.inf).flatten(1)
+    return in_groups.masked_fill(is_left_out.unsqueeze(-1), groups.left_out).flatten(1)
 
 
 def _row_sums(values: Tensor) -> Tensor:

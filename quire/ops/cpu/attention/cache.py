@@ -35,7 +35,7 @@ def allocate_kv_cache(
     if page < 0:
         raise ConfigError(
             f"the native kernels keep no {str(dtype).removeprefix('torch.')} KV cache of head size {head_size} and "
-            f"block_size {block_size}: the head size must be even and at most 1024. Use ops='reference'."
+            f"block_size {block_size}: the head size must be even and at most 1152. Use ops='reference'."
         )
     shape = (2, num_blocks, num_kv_heads, block_size, page // block_size)
     num_bytes = 2 * num_blocks * num_kv_heads * page * dtype.itemsize

@@ -104,6 +104,7 @@ def write_routing(routing: Routing) -> Tensor:
             float(routing.factor),
             float(routing.shared_factor),
             NONE if routing.near is None else float(routing.near),
+            0.0 if groups is None else groups.left_out,
         ]
     )
 
