@@ -73,7 +73,7 @@ def read_knobs(knobs: Any) -> None:
 
     Raises: ConfigError naming the option, the value and what is allowed.
     """
-    hints = _hints_of(type(knobs))
+    hints = _hints_of(knobs.__class__)
     for option in dataclasses.fields(knobs):
         value = _read(option, hints[option.name], getattr(knobs, option.name))
         object.__setattr__(knobs, option.name, value)
