@@ -4,8 +4,9 @@ PYTHON ?= python3
 # The build of torch to install. On Linux without a GPU choose the CPU build of your package index; any torch >= 2.9 serves.
 TORCH ?= torch==2.13.0
 PROMPT ?= What is a KV cache?
-# Tests that run at once. Engines have threads of their own, so this is less than the number of cores on larger machines.
-TEST_JOBS ?= 2
+# Tests that run at once. Some wait, for processes or a moment, so this is more than two cores; engines have threads of
+# their own, so it is less than the number of cores on larger machines.
+TEST_JOBS ?= 3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
@@ -59,10 +60,15 @@ docs: $(VENV)/installed
 # Everything that tests need; `make run` needs less.
 setup: $(VENV)/test-installed native-tests
 
-$(VENV)/installed: pyproject.toml Makefile
+# What builds the kernels, which takes longest: with `make --jobs 2` the other packages are installed meanwhile.
+$(VENV)/build-tools: Makefile
 	./tools/system_packages.sh c++ g++ "the native kernels, without which the slower reference ops serve"
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) "$(TORCH)" cmake ninja "scikit-build-core>=1.1" "vcs-versioning>=2.3"
+	$(PIP) cmake ninja "scikit-build-core>=1.1" "vcs-versioning>=2.3"
+	touch $@
+
+$(VENV)/installed: $(VENV)/build-tools pyproject.toml
+	$(PIP) "$(TORCH)"
 	$(PIP) $(EDITABLE) .
 	touch $@
 
@@ -71,7 +77,7 @@ $(VENV)/test-installed: $(VENV)/installed
 	touch $@
 
 # In a checkout the kernels live in build/native; `pip install .` builds them into the package instead.
-native: $(VENV)/installed
+native: $(VENV)/build-tools
 	@mkdir -p build
 	@$(BIN)/cmake -S . -B build/native -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja > build/cmake.log 2>&1 \
 		|| { cat build/cmake.log; exit 1; }

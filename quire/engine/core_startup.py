@@ -29,6 +29,7 @@ from quire.observability.ledger import Ledger
 from quire.observability.progress import load_progress
 from quire.platforms.current import current_capabilities
 from quire.tokenizer.digest import tokenizer_digest
+from quire.utils.garbage import none_collected
 from quire.utils.interrupts import interrupts_deferred
 from quire.utils.lazy import nearest
 
@@ -135,7 +136,7 @@ def _read_config(path: Path) -> dict[str, object]:
 @contextmanager
 def importing_torch(ledger: Ledger) -> Iterator[None]:
     """Import the worker and torch while the block runs. A KeyboardInterrupt waits for the imports."""
-    with interrupts_deferred(), ThreadPoolExecutor(1) as background:
+    with interrupts_deferred(), none_collected(), ThreadPoolExecutor(1) as background:
         torch_import = background.submit(importlib.import_module, "torch")
         yield
         with ledger.stage("imports"):

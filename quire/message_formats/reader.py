@@ -166,11 +166,12 @@ class Reader:
         """Characters at the end that may be the beginning of a marker."""
         if self.is_closed and not self.is_cut:
             return 0
-        tail = self._text[max(self._at, len(self._text) - max(map(len, markers), default=1) + 1) :]
-        return max(
-            (size for marker in markers for size in range(1, len(tail) + 1) if marker.startswith(tail[-size:])),
-            default=0,
-        )
+        beginnings, longest = _beginnings_of(markers)
+        end = len(self._text)
+        for start in range(max(self._at, end - longest), end):
+            if self._text[start:] in beginnings:
+                return end - start
+        return 0
 
     def within(self, markers: tuple[str, ...]) -> Steps[tuple[str, str]]:
         """The text up to the first marker, and the marker. Raises: Malformed when none comes."""
@@ -236,3 +237,10 @@ _STRING = re.compile(r'[^"\\]*')
 @lru_cache(maxsize=256)
 def _first_of(markers: tuple[str, ...]) -> re.Pattern[str]:
     return re.compile("|".join(map(re.escape, sorted(markers, key=len, reverse=True))))
+
+
+@lru_cache(maxsize=256)
+def _beginnings_of(markers: tuple[str, ...]) -> tuple[frozenset[str], int]:
+    """How the markers begin, and how long the longest is before its last character."""
+    beginnings = frozenset(marker[:size] for marker in markers for size in range(1, len(marker) + 1))
+    return beginnings, max(map(len, markers), default=1) - 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from importlib.metadata import EntryPoint, EntryPoints
 from typing import Any
 
@@ -24,6 +25,10 @@ def found() -> dict[str, Family]:
     return {family.architecture: family for family in catalogue.catalogue()}
 
 
+shipped = cache(found)
+"""What is found where nothing is registered."""
+
+
 @pytest.fixture(autouse=True)
 def unchanged_registry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ModelRegistry, "classes", dict(ModelRegistry.classes))
@@ -34,7 +39,7 @@ def unchanged_registry(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("model_type", ARCHITECTURES)
 def test_every_family_is_described(model_type: str) -> None:
     """The docstring of its module is "Name: how it differs."; its spec has defaults for what a config may leave out."""
-    family = found()[ARCHITECTURES[model_type]]
+    family = shipped()[ARCHITECTURES[model_type]]
     assert (family.model_type, family.package, family.problem) == (model_type, "quire", "")
     assert family.name != model_type
     assert len(family.about) > 10
@@ -48,7 +53,7 @@ def test_the_kind_is_that_of_its_models(model_type: str) -> None:
     architecture = ARCHITECTURES[model_type]
     raw = AutoConfig.for_model(model_type, **FAMILIES[model_type]).to_dict()
     arch = ModelArch.from_config({**raw, "architectures": [architecture]}, source="")
-    family = found()[architecture]
+    family = shipped()[architecture]
     assert kind_of(arch) == family.kind
     assert family.has_windows or all(mixer.window is None for mixer in arch.attentions)
     assert family.has_own_class == (arch.family.model_class != DECODER)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import shutil
@@ -12,7 +13,9 @@ from pathlib import Path
 import pytest
 
 from quire import LLM, SamplingParams
+from quire.engine.core_startup import importing_torch
 from quire.errors import ConfigError, InvalidParameter
+from quire.observability.ledger import Ledger
 from tests.conftest import Checkpoint
 from tests.expert_checkpoints import VOCAB_SIZE
 
@@ -73,3 +76,10 @@ def test_what_the_config_refuses_is_refused_before_torch_is_imported(argv: list[
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
     assert "quire.engine.core_startup" in imported
     assert "torch" not in imported
+
+
+def test_nothing_is_collected_while_torch_is_imported() -> None:
+    assert gc.isenabled()
+    with importing_torch(Ledger()):
+        assert not gc.isenabled()
+    assert gc.isenabled()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -41,3 +41,31 @@ def test_one_moment_without_them_is_taken(monkeypatch: pytest.MonkeyPatch) -> No
 def test_patience_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(garbage, "PATIENCE_S", 0.0)
     assert collections(lambda: True, monkeypatch) > 10
+
+
+@pytest.fixture
+def nothing_frozen() -> Iterator[None]:
+    gc.unfreeze()
+    yield
+    gc.freeze()
+
+
+def test_what_is_made_while_nothing_is_collected_is_old_at_once(nothing_frozen: None) -> None:
+    with garbage.none_collected():
+        assert not gc.isenabled()
+        made = [[number] for number in range(100_000)]
+    assert gc.isenabled()
+    assert {id(item) for item in made} <= {id(item) for item in gc.get_objects(generation=2)}
+    assert gc.get_freeze_count() == 0
+
+
+def test_what_was_frozen_and_disabled_stays_so(nothing_frozen: None) -> None:
+    gc.freeze()
+    gc.disable()
+    try:
+        with pytest.raises(ZeroDivisionError), garbage.none_collected():
+            raise ZeroDivisionError
+        assert not gc.isenabled()
+        assert gc.get_freeze_count()
+    finally:
+        gc.enable()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import functools
 import inspect
 import json
 import math
@@ -72,10 +73,13 @@ def read_knobs(knobs: Any) -> None:
 
     Raises: ConfigError naming the option, the value and what is allowed.
     """
-    hints = typing.get_type_hints(type(knobs))
+    hints = _hints_of(knobs.__class__)
     for option in dataclasses.fields(knobs):
         value = _read(option, hints[option.name], getattr(knobs, option.name))
         object.__setattr__(knobs, option.name, value)
+
+
+_hints_of = functools.cache(typing.get_type_hints)
 
 
 def _read(option: dataclasses.Field[Any], hint: Any, value: Any) -> Any:

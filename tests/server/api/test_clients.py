@@ -20,6 +20,7 @@ QUESTION = "What is a KV cache?"
 @pytest.fixture
 def careless() -> Iterator[None]:
     """For libraries that leave sockets and event loops behind: collected here, where warnings are not errors."""
+    gc.freeze()  # what stands already: looking at it would take a second
     yield
     asyncio.set_event_loop(None)
     gc.collect()

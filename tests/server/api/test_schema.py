@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
-from schemathesis import GenerationMode, openapi
+from schemathesis import Config, GenerationMode, openapi
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import (
     content_type_conformance,
@@ -54,6 +54,8 @@ CHECKS: Any = (
     status_code_conformance,
     unsupported_method,
 )
+REFUSALS = Config.from_dict({"checks": {"negative_data_rejection": {"expected-statuses": [400, 404, 405, 413, 422]}}})
+"""413: a list that is longer than the document allows may be of more values than the server reads."""
 SMALL = {"max_tokens": 2, "max_completion_tokens": 2, "max_output_tokens": 2, "n": 2}
 
 
@@ -89,7 +91,7 @@ def test_the_document_lists_these_operations(server: Running) -> None:
 @pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE])
 @pytest.mark.parametrize(("method", "path"), OPERATIONS)
 def test_replies_are_what_the_document_says(server: Running, method: str, path: str, mode: GenerationMode) -> None:
-    operation = openapi.from_url(f"{server.url}/openapi.json")[path][method]
+    operation = openapi.from_url(f"{server.url}/openapi.json", config=REFUSALS)[path][method]
     if mode is GenerationMode.NEGATIVE and method != "post":
         pytest.skip("nothing to get wrong")
 
