@@ -83,6 +83,10 @@ GATED = {
     "longcat_flash": {"ffn_hidden_size": 300},
     "deepseek_v4": {"index_n_heads": 70, "hc_mult": 2},
     "diffllama": {"head_dim": 48},
+    "beam": {"head_dim": 48},
+    "doge": {"head_dim": 48},
+    "dory": {"intermediate_size": 600},
+    "modernbert-decoder": {"intermediate_size": 300},
     "minimax_m3_vl_text": {"dense_intermediate_size": 300, "index_topk_blocks": 200},
 }
 """Families with gates, recurrences or query heads of their own -> what makes another of their parts the widest."""

@@ -58,6 +58,14 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "apertus 1.5 with fewer logits": ("apertus1p5_text", {"vocab_size": 400, "output_vocab_size": 320}),
     "laguna with gates of features": ("laguna", {"gating": "per-element", "attention_bias": True}),
     "longcat flash with biases": ("longcat_flash", {"attention_bias": True, "tie_word_embeddings": True}),
+    "modernbert decoder with biases": (
+        "modernbert-decoder",
+        {"norm_bias": True, "classifier_bias": True, "attention_bias": True, "tie_word_embeddings": False},
+    ),
+    "beam with biases": ("beam", {"attention_bias": True, "tie_word_embeddings": True}),
+    "zamba with biases": ("zamba", {"mamba_proj_bias": True, "n_mamba_heads": 4, "attention_head_dim": 24}),
+    "doge with biases": ("doge", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
+    "dory with biases": ("dory", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
     "mimo v2 flash with biases": ("mimo_v2_flash", {"attention_bias": True, "attention_value_scale": None}),
 }
 COMBINATIONS = [

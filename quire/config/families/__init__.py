@@ -31,6 +31,7 @@ ARCHITECTURES: Mapping[str, str] = MappingProxyType(
         "axk1": "AXK1ForCausalLM",
         "bailing_hybrid": "BailingHybridForCausalLM",
         "bamba": "BambaForCausalLM",
+        "beam": "BeamForCausalLM",
         "biogpt": "BioGptForCausalLM",
         "bitnet": "BitNetForCausalLM",
         "bloom": "BloomForCausalLM",
@@ -47,6 +48,8 @@ ARCHITECTURES: Mapping[str, str] = MappingProxyType(
         "deepseek_v32": "DeepseekV32ForCausalLM",
         "deepseek_v4": "DeepseekV4ForCausalLM",
         "diffllama": "DiffLlamaForCausalLM",
+        "doge": "DogeForCausalLM",
+        "dory": "DoryForCausalLM",
         "dots1": "Dots1ForCausalLM",
         "emu3_text_model": "Emu3ForCausalLM",
         "ernie4_5": "Ernie4_5ForCausalLM",
@@ -117,6 +120,7 @@ ARCHITECTURES: Mapping[str, str] = MappingProxyType(
         "mistral4": "Mistral4ForCausalLM",
         "mixtral": "MixtralForCausalLM",
         "mllama_text_model": "MllamaForCausalLM",
+        "modernbert-decoder": "ModernBertDecoderForCausalLM",
         "mpt": "MptForCausalLM",
         "nanochat": "NanoChatForCausalLM",
         "nemotron": "NemotronForCausalLM",
@@ -150,6 +154,7 @@ ARCHITECTURES: Mapping[str, str] = MappingProxyType(
         "vaultgemma": "VaultGemmaForCausalLM",
         "xglm": "XGLMForCausalLM",
         "youtu": "YoutuForCausalLM",
+        "zamba": "ZambaForCausalLM",
         "zamba2": "Zamba2ForCausalLM",
     }
 )

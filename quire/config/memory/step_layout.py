@@ -36,6 +36,10 @@ class StepLayout:
         self._pieces[name] = begin, begin + size
         self.peak = max(self.peak, begin + size)
 
+    def __contains__(self, name: str) -> bool:
+        """Whether there is such a piece."""
+        return name in self._pieces
+
     def begin(self, name: str) -> int:
         """Where a piece lies."""
         return self._pieces[name][0]
