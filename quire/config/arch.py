@@ -12,16 +12,16 @@ from typing import Any
 
 from quire.config.config_keys import ConfigKeys
 from quire.config.families import family_of
-from quire.config.family_spec import DECODER, FamilySpec, HeadNorms, MlpSpec, Norms, Scales, is_set
+from quire.config.family_spec import DECODER, FamilySpec, HeadNorms, HeadTransform, MlpSpec, Norms, Scales, is_set
 from quire.config.identify import identify
 from quire.config.joins import check_joins
 from quire.config.layers.any_mixer import MixerSpec
 from quire.config.layers.experts import ExpertsSpec
 from quire.config.layers.layer_kinds import Heads, LayerKind
 from quire.config.layers.mixers import AttentionSpec, CompressedAttentionSpec, LatentAttentionSpec, PositionScale
-from quire.config.layers.recurrent_mixers import RecurrentSpec
+from quire.config.layers.recurrent_mixers import RecurrentSpec, parts_of
 from quire.config.layers.rope import RopeConfig, attention_factor, read_ropes
-from quire.config.layers.streams import HyperSpec, LayerEmbeddingsSpec, StreamsSpec
+from quire.config.layers.streams import HyperSpec, LayerEmbeddingsSpec, SphereSpec, StreamsSpec
 from quire.config.memory.stored_weights import THROUGH_TRANSFORMERS, StoredWeights
 from quire.config.quantized.config import StoredQuantization, read_quantization
 from quire.config.quantized.stored import StoredFormat
@@ -55,6 +55,8 @@ class LayerSpec:
     """What its tokens learn of those before them by: the sum of what these give is added to the residual. None in a
     layer that is nothing but its MLP."""
     mlp: MlpSpec
+    has_input_norm: bool = True
+    """Whether there is a norm before its mixers, if the model has one there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +93,8 @@ class ModelArch:
     """Whether the attention's output projection has one."""
     head_bias: bool
     """Whether the output head has one."""
+    head_transform: HeadTransform | None
+    """What stands between the last norm and the head."""
     norms: Norms
     is_parallel: bool
     """Whether attention and MLP read the same residual."""
@@ -104,6 +108,8 @@ class ModelArch:
     """Of a model whose tokens have several hidden states, which take turns."""
     hyper: HyperSpec | None
     """Of a model whose tokens have several hidden states, which layers read and write together."""
+    sphere: SphereSpec | None
+    """Of a model whose hidden states have length 1. Each pass through a layer counts as one."""
     layer_embeddings: LayerEmbeddingsSpec | None
     """Of a model whose tokens have an embedding for each layer."""
     image_layers: frozenset[int]
@@ -143,6 +149,7 @@ class ModelArch:
             attention_bias=is_set(keys, family.attention_bias),
             output_bias=is_set(keys, family.output_bias),
             head_bias=is_set(keys, family.head_bias),
+            head_transform=family.head_transform(keys),
             norms=family.norms_of(keys),
             is_parallel=is_set(keys, family.is_parallel),
             attn_soft_cap=_soft_cap(keys, family, "attn_logit_softcapping"),
@@ -151,6 +158,7 @@ class ModelArch:
             scales=family.scales(keys),
             streams=family.streams(keys),
             hyper=family.hyper(keys),
+            sphere=family.sphere(keys),
             layer_embeddings=family.layer_embeddings(keys),
             image_layers=family.image_layers(keys),
             dtype=_dtype(keys),
@@ -210,6 +218,8 @@ class ModelArch:
         """The norms of a layer."""
         if self.norms.with_experts is not None and layer.mlp.experts is not None:
             return self.norms.with_experts
+        if not layer.has_input_norm:
+            return replace(self.norms, input=None)
         has_state = any(isinstance(mixer, RecurrentSpec) for mixer in layer.mixers)
         return self.norms.recurrent if has_state and self.norms.recurrent is not None else self.norms
 
@@ -261,6 +271,16 @@ class ModelArch:
                 else mixer.kv_cache_specs(page)
             )
         ]
+
+    @property
+    def with_weights(self) -> ModelArch:
+        """The model without the layers that are passes through earlier ones."""
+        if self.sphere is None:
+            return self
+        sources = [self.sphere.layer_of(index) for index in range(self.num_layers)]
+        kept = [layer for index, layer in enumerate(self.layers) if sources[index] not in sources[:index]]
+        once = replace(self.sphere, num_loops=1)
+        return replace(self, layers=tuple(kept), num_layers=len(kept), sphere=once)
 
     def caches_of(self, place: int) -> range:
         """The places of what a mixer keeps, given its own."""
@@ -348,6 +368,9 @@ def _sizes(keys: ConfigKeys, family: FamilySpec) -> dict[str, Any]:
     mixers = _mixers(keys, family, recurrent, attends, heads, max_position)
     intermediate_size = keys.count("intermediate_size", default=4 * hidden_size)
     mlps = family.mlp(keys, num_layers, intermediate_size)
+    layers = [LayerSpec(mixers=each, mlp=mlp) for each, mlp in zip(mixers, mlps, strict=True)]
+    if family.norms_of(keys).skips_first:
+        layers[0] = replace(layers[0], has_input_norm=False)
     return {
         "vocab_size": _vocab_size(keys, family),
         "num_embeddings": keys.count("vocab_size"),
@@ -359,7 +382,7 @@ def _sizes(keys: ConfigKeys, family: FamilySpec) -> dict[str, Any]:
         "num_kv_heads": heads.num_kv_heads,
         "head_size": heads.head_size,
         "max_position_embeddings": max_position,
-        "layers": tuple(LayerSpec(mixers=each, mlp=mlp) for each, mlp in zip(mixers, mlps, strict=True)),
+        "layers": tuple(layers),
     }
 
 
@@ -432,7 +455,7 @@ def _mixers(
     if any(attends):
         attention = _attentions(keys, family, len(recurrent), heads, max_position)
     return [
-        tuple(spec for spec in (seeing if is_seeing else None, state) if spec is not None)
+        tuple(spec for spec in (seeing if is_seeing else None, *parts_of(state)) if spec is not None)
         for seeing, is_seeing, state in zip(attention, attends, recurrent, strict=True)
     ]
 
@@ -470,6 +493,7 @@ def _attentions(
             shared=shared[index],
             blocks=blocks[index],
             difference=differences[index],
+            biases_keys=is_set(keys, family.biases_keys),
             reads=reads[index],
             factors=scales.attention,
             output_bias=family.last_output_bias if index == num_layers - 1 else None,

@@ -38,7 +38,7 @@ from quire.config.layers.mixers import (
 )
 from quire.config.layers.recurrent import AttentionRule, RecurrentRule, no_recurrence, without_state
 from quire.config.layers.rope import RopeConfig
-from quire.config.layers.streams import HyperSpec, LayerEmbeddingsSpec, StreamsSpec
+from quire.config.layers.streams import HyperSpec, LayerEmbeddingsSpec, SphereSpec, StreamsSpec
 
 DECODER = "quire.models.decoder:DecoderForCausalLM"
 
@@ -81,6 +81,8 @@ class Norms:
     """Of token embeddings."""
     input: str | None = "input_layernorm"
     """Before attention."""
+    skips_first: bool = False
+    """Whether the first layer has no norm before attention."""
     post_attention: str | None = None
     """Behind attention, before it is added to the residual."""
     pre_mlp: str | None = "post_attention_layernorm"
@@ -152,10 +154,26 @@ class Scales:
     attention: Factors = Factors()
     by_depth: bool = False
     """Whether layer i divides the query's factor by i + 1."""
+    averages: bool = False
+    """Whether hidden states are sums over the root of how many parts they have: the embedding, and what each attention
+    and MLP gave. Only norms read them. Where these read the sums themselves, their eps is so many times larger."""
+    of_features: tuple[str, str] | None = None
+    """What the checkpoint calls the factors of each feature of the residual, before what attention gives is added to
+    it, and before what the MLP gives is; `model_class` computes them."""
     of_layers: bool = False
     """Whether each layer has a number that multiplies what it gives, which `model_class` computes."""
     joins: Joins | None = None
     """For families that add to what they read; None where attention and MLP are added to the residual."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadTransform:
+    """norm(activation(dense(x))) of what the last norm gives: what the head reads in its place."""
+
+    activation: str
+    """As transformers names it."""
+    has_bias: bool
+    """Of the product."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -274,6 +292,8 @@ class WeightNames:
     """In how many groups of heads one tensor has query heads, then values, then keys; None if it does not."""
     gate: str | None = None
     """Of gated attention, where the gates of all heads are a tensor of their own, without bias."""
+    gate_bias: str | None = None
+    """Beside that tensor, a number for each head, which is added to its gates."""
     output: str = "o_proj"
     sinks: str = "sinks"
     q_norm: str = "q_norm"
@@ -337,7 +357,15 @@ def _no_scales(keys: ConfigKeys) -> Scales:
     return Scales()
 
 
+def _no_head_transform(keys: ConfigKeys) -> HeadTransform | None:
+    return None
+
+
 def _one_stream(keys: ConfigKeys) -> StreamsSpec | None:
+    return None
+
+
+def _no_sphere(keys: ConfigKeys) -> SphereSpec | None:
     return None
 
 
@@ -421,6 +449,8 @@ class FamilySpec:
     """For families in which each token chooses its query heads."""
     differences: Callable[[ConfigKeys, int], Sequence[float | None]] = _no_differences
     """What the factors of differential attention begin with in each layer."""
+    biases_keys: Flag = False
+    """Scores of each key gain a number that its value says (Doge)."""
     blocks: BlockRule = _no_blocks
     """What chooses the blocks of tokens that a layer attends to."""
     shared: Callable[[ConfigKeys, int], tuple[SharedBlock | None, ...]] = _none_shared
@@ -433,6 +463,9 @@ class FamilySpec:
     hyper: Callable[[ConfigKeys], HyperSpec | None] = _one_hidden_state
     """For families whose tokens have several hidden states that layers read and write together (hyper-connections),
     which `model_class` computes."""
+    sphere: Callable[[ConfigKeys], SphereSpec | None] = _no_sphere
+    """For families whose hidden states have length 1, and some of whose layers are passed several times; each pass
+    counts as a layer, and `model_class` computes them."""
     layer_embeddings: Callable[[ConfigKeys], LayerEmbeddingsSpec | None] = _no_layer_embeddings
     """For families whose tokens have embeddings for each layer, which `model_class` computes."""
     norms: Norms | Callable[[ConfigKeys], Norms] = Norms()
@@ -446,6 +479,8 @@ class FamilySpec:
     last_output_bias: str | None = None
     """What the checkpoint calls a bias of the attention's output that the last layer has and no other."""
     head_bias: Flag = False
+    head_transform: Callable[[ConfigKeys], HeadTransform | None] = _no_head_transform
+    """What stands between the last norm and the head, which `model_class` computes."""
     scales: Callable[[ConfigKeys], Scales] = _no_scales
     output_vocab: str | None = None
     """The key of the number of tokens with logits. Ids behind them have embeddings only, for parts of images: prompts

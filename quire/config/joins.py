@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from quire.config.family_spec import HeadNorms, MlpKind
-from quire.config.layers.layer_kinds import Heads, all_full
+from quire.config.layers.layer_kinds import Heads, all_full, heads_alike
 from quire.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -18,10 +18,23 @@ def check_joins(arch: ModelArch) -> None:
     norms, scales, names = arch.norms, arch.scales, arch.family.names
     if arch.is_parallel and (norms.post_attention or norms.post_mlp or scales.residual != 1.0):
         problem = "norms behind parallel attention and MLP, or a factor of their sum"
+    elif scales.averages and (
+        not (norms.input and norms.pre_mlp and norms.final)
+        or arch.is_parallel
+        or norms.skips_first
+        or any(len(layer.mixers) != 1 or layer.mlp.kind is MlpKind.NONE for layer in arch.layers)
+    ):
+        problem = "averages that something else than a norm reads, or of other layers than attention and an MLP"
     elif not scales.attention.are_ones and (names.qkv_by_head or names.qkv_groups is not None):
         problem = "factors of queries, keys and values that one tensor has by head"
     elif arch.family.gates_heads is not False and names.gate is None:
         problem = "gates of heads behind queries"
+    elif names.gate_bias is not None and names.gate is None:
+        problem = "a bias of gates that are behind queries"
+    elif arch.head_transform is not None or scales.of_features is not None:
+        problem = "a product before the head, or factors of the residual's features"
+    elif any(mixer.biases_keys for mixer in arch.plain_attentions) and _has_more_than_biased_keys(arch):
+        problem = "biases of keys beside gates, factors, experts or fused tensors, or without norms of heads"
     elif (arch.is_gated and names.gate is None) and (
         not scales.attention.are_ones or len(names.qkv) != len(("query", "key", "value"))
     ):
@@ -45,8 +58,8 @@ def check_joins(arch: ModelArch) -> None:
         norms.heads is not HeadNorms.NONE or scales.query is not None or arch.family.layer_kinds is not all_full
     ):
         problem = "latent attention with norms of heads, a factor of queries, or windows"
-    elif arch.hyper is not None or arch.family.compressed is not None:
-        problem = "hyper-connections or compressed attention"
+    elif arch.hyper is not None or arch.family.compressed is not None or arch.sphere is not None:
+        problem = "hyper-connections, compressed attention, or hidden states of length 1"
     elif arch.streams is not None or any(mixer.shared is not None for mixer in arch.plain_attentions):
         problem = "several streams of hidden states, or attention that layers share"
     elif arch.layer_embeddings is not None or scales.of_layers or any(mlp.beside for mlp in arch.mlps):
@@ -91,6 +104,23 @@ def check_joins(arch: ModelArch) -> None:
     else:
         return
     raise ConfigError(f"{arch.source}: the FamilySpec of {arch.architecture!r} has {problem}: that needs a class.")
+
+
+def _has_more_than_biased_keys(arch: ModelArch) -> bool:
+    names = arch.family.names
+    return (
+        arch.norms.heads is not HeadNorms.EACH
+        or arch.norms.of_values
+        or arch.norms.attended is not None
+        or arch.is_gated
+        or len(names.qkv) != len(("query", "key", "value"))
+        or names.qkv_by_head
+        or names.qkv_groups is not None
+        or not arch.scales.attention.are_ones
+        or arch.clip_qkv is not None
+        or arch.family.heads is not heads_alike
+        or any(mixer.experts or mixer.blocks or mixer.reads is not None for mixer in arch.plain_attentions)
+    )
 
 
 def _has_own_heads(arch: ModelArch) -> bool:

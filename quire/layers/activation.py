@@ -30,23 +30,24 @@ BEHIND = ("quick_gelu", "xielu")
 """Those that no product computes, only an op of their own behind one."""
 
 
-def activation_of(arch: ModelArch) -> str:
-    """The product's name for the model's activation.
+def activation_of(arch: ModelArch, name: str | None = None) -> str:
+    """The product's name for the model's activation, or for the one that transformers calls `name`.
 
     Raises: ConfigError for one that no product computes.
     """
-    if arch.activation in BEHIND:
+    name = arch.activation if name is None else name
+    if name in BEHIND:
         raise ConfigError(
-            f"{arch.source}: the activation {arch.activation!r} is supported only in an MLP of two linear layers, "
+            f"{arch.source}: the activation {name!r} is supported only in an MLP of two linear layers, "
             f"which {arch.architecture} does not have. Use a model with another activation."
         )
-    if arch.activation not in ACTIVATIONS:
-        hint = nearest(arch.activation, ACTIVATIONS) or "."
+    if name not in ACTIVATIONS:
+        hint = nearest(name, ACTIVATIONS) or "."
         raise ConfigError(
-            f"{arch.source}: the activation {arch.activation!r} is not supported{hint} "
+            f"{arch.source}: the activation {name!r} is not supported{hint} "
             f"Supported: {', '.join((*ACTIVATIONS, *BEHIND))}."
         )
-    return ACTIVATIONS[arch.activation]
+    return ACTIVATIONS[name]
 
 
 def ungated_activation_of(arch: ModelArch) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from functools import lru_cache
 
 import torch
@@ -12,15 +11,12 @@ from quire.attention.context import ForwardContext, GroupContext
 from quire.config.layers.mixers import PositionScale
 from quire.ops.contract import Ops
 from quire.ops.operands import RopeAndCacheSpec
-from quire.utils.math import cdiv
 
 
 @lru_cache(maxsize=4)
 def position_scales(scale: PositionScale, max_model_len: int, device: str = "cpu") -> Tensor:
     """What queries are multiplied by at each position. Shapes: -> [max_model_len] float32."""
-    periods = range(cdiv(max_model_len + scale.first, scale.period))
-    values = torch.tensor([1.0 + scale.beta * math.log(1 + period) for period in periods])
-    return values.repeat_interleave(scale.period)[scale.first :][:max_model_len].contiguous().to(device)
+    return torch.tensor([scale.at(position) for position in range(max_model_len)], device=device)
 
 
 class Attention:
@@ -45,9 +41,9 @@ class Attention:
         sinks: Tensor | None = None,
         kv_scales: Tensor | None = None,
     ) -> None:
-        """`index` is the layer's place in `ForwardContext.kv_caches`; query_weight [D] multiplies rotated queries,
-        query_scales [P] those at each position; kv_scales [2, K] are of a KV cache of 8 bits. Attention in chunks has
-        no window, no soft cap, slopes or sinks.
+        """`index` is the layer's place in `ForwardContext.kv_caches`; query_weight [D], or [H, D], multiplies rotated
+        queries, query_scales [P] those at each position; kv_scales [2, K] are of a KV cache of 8 bits. Attention in
+        chunks has no window, no soft cap, slopes or sinks.
         """
         self.ops = ops
         self.index = index

@@ -81,10 +81,14 @@ class GatedNorm:
 Norm = RMSNorm | LayerNorm | GatedNorm
 
 
-def model_norm(arch: ModelArch, ctx: LayerContext, name: str, *, scale: float = 1.0) -> Norm:
-    """The norm over hidden states that the checkpoint calls `name`, times `scale`."""
+def model_norm(arch: ModelArch, ctx: LayerContext, name: str, *, scale: float = 1.0, num_parts: int = 1) -> Norm:
+    """The norm over hidden states that the checkpoint calls `name`, times `scale`.
+
+    It reads sums of `num_parts` parts, which are averages in some families (`Scales.averages`).
+    """
     norms, child = arch.norms, ctx.child(name)
     eps = arch.norm_eps if norms.inner_eps is None or name == norms.final else norms.inner_eps
+    eps *= num_parts if arch.scales.averages else 1
     if norms.kind is NormKind.RMS:
         return RMSNorm(child, arch.hidden_size, eps, has_weight=norms.has_weight, offset=norms.offset, scale=scale)
     return LayerNorm(

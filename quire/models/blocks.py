@@ -40,7 +40,7 @@ from quire.layers.linear import GatedLinear, Linear
 from quire.layers.norm import RMSNorm
 from quire.layers.quantization.kv_scales import read_kv_scales
 from quire.layers.quantization.schemes import plain
-from quire.layers.recurrent import Mamba2Mixer, MambaMixer, ShortConv
+from quire.layers.recurrent import Mamba2Mixer, ShortConv, mamba_mixer
 from quire.layers.rotary import rotary_table
 from quire.layers.weights import HeadOrder, Rows, split_rows
 from quire.models.head_norms import NO_NORMS, FusedNorms, fused_norms, separate_norms
@@ -138,6 +138,7 @@ class GatedAttention(SelfAttention):
         name, self.gate_activation = arch.family.names.gate, arch.family.gate_activation
         if name is not None:
             self.gate_proj = Linear(ctx.child(name), arch.hidden_size, mixer.num_gates)
+            self.gate_proj.bias = _gate_bias(arch, ctx, mixer)
             return super()._projection(arch, ctx, mixer)
         kinds = ["weight", "bias"] if arch.attention_bias else ["weight"]
         read = {kind: _read_gated(arch, ctx, kind) for kind in kinds}
@@ -196,6 +197,45 @@ class DifferentialAttention(SelfAttention):
         return self.norm(attended.view(-1, self.size)).view(attended.shape)
 
 
+class BiasedKeysAttention:
+    """Attention whose scores of a key gain a number that its value says (Doge)."""
+
+    def __init__(self, arch: ModelArch, ctx: LayerContext, index: int) -> None:
+        mixer = arch.mixers[index]
+        assert isinstance(mixer, AttentionSpec)
+        if ctx.parallel.tp.size > 1:
+            raise ConfigError(f"{arch.source}: biases of keys cannot be split between processes yet. Use one process.")
+        heads, bias = mixer.heads, arch.attention_bias
+        self.ops, self.size, self.eps = ctx.ops, heads.head_size, arch.norm_eps
+        sizes = heads.query_size, heads.kv_size, heads.kv_size
+        self.q_proj, self.k_proj, self.v_proj = (
+            Linear(ctx.child(name), arch.hidden_size, size, bias=bias)
+            for name, size in zip(arch.family.names.qkv, sizes, strict=True)
+        )
+        self.time_proj = Linear(ctx.child("dt_proj"), heads.kv_size, heads.num_kv_heads, bias=bias)
+        self.decay = ctx.tensor("A", (heads.num_kv_heads,), dtype=torch.float32)
+        norms = fused_norms(arch, ctx, index)
+        assert norms.query is not None
+        assert norms.key is not None
+        self.q_norm, self.k_norm = norms.query, norms.key
+        self.o_proj = narrow_output(arch, ctx.child(arch.family.names.output), mixer)
+        self.attention = attention_of(arch, ctx, index)
+
+    def __call__(self, hidden: Tensor, ctx: ForwardContext, *, residual: Tensor | None = None) -> Tensor:
+        """Shapes: hidden, residual [T, E] -> [T, E]. Mutates: this layer's cache."""
+        return self.o_proj(self.attention(self._qkv(hidden), ctx), residual=residual)
+
+    def _qkv(self, hidden: Tensor) -> Tensor:
+        query, key = self._normed(self.q_proj, hidden, self.q_norm), self._normed(self.k_proj, hidden, self.k_norm)
+        value, times = self.v_proj(hidden), self.time_proj
+        steps = self.ops.linear(value, times.weight, times.bias, out_dtype=torch.float32)
+        return self.ops.bias_keys(query, key, value, steps, self.decay, self.attention.scale)
+
+    def _normed(self, product: Linear, hidden: Tensor, weight: Tensor) -> Tensor:
+        heads = product(hidden).view(-1, self.size)
+        return self.ops.rms_norm(heads, weight, self.eps).view(hidden.shape[0], -1)
+
+
 def _learned_difference(ctx: LayerContext, size: int) -> float:
     """exp(q1 . k1) - exp(q2 . k2)"""
     names = [f"lambda_{kind}{half}" for half in (1, 2) for kind in ("q", "k")]
@@ -249,6 +289,15 @@ def _keys_twice(arch: ModelArch, ctx: LayerContext, heads: Heads) -> Linear:
     return Linear.of(ctx.ops, weight, bias)
 
 
+def _gate_bias(arch: ModelArch, ctx: LayerContext, mixer: AttentionSpec) -> Tensor | None:
+    """Of all gates, from a number for each head."""
+    name, heads = arch.family.names.gate_bias, mixer.heads.num_heads
+    if name is None:
+        return None
+    stored = ctx.tensor(name, (heads,), dtype=torch.float32)
+    return stored if stored.is_meta else stored.repeat_interleave(mixer.num_gates // heads)
+
+
 def _read_gated(arch: ModelArch, ctx: LayerContext, kind: str) -> tuple[list[Rows], list[Rows]]:
     """Gates, head by head; and queries, head by head, keys and values. Views."""
     heads, kv_heads, size = arch.num_heads, arch.num_kv_heads, arch.head_size
@@ -279,6 +328,8 @@ def _attention(arch: ModelArch, ctx: LayerContext, index: int) -> Mixer:
         return ExpertAttention(arch, ctx, index)
     if isinstance(mixer, AttentionSpec) and mixer.difference is not None:
         return DifferentialAttention(arch, ctx, index)
+    if isinstance(mixer, AttentionSpec) and mixer.biases_keys:
+        return BiasedKeysAttention(arch, ctx, index)
     if isinstance(mixer, AttentionSpec) and mixer.blocks is not None:
         return BlockSparseAttention(arch, ctx, index)
     is_gated = isinstance(mixer, AttentionSpec) and mixer.num_gates
@@ -437,7 +488,7 @@ MIXERS: Mapping[type[MixerSpec], Callable[[ModelArch, LayerContext, int], Mixer]
     {
         AttentionSpec: _attention,
         LatentAttentionSpec: _latent_attention,
-        MambaSpec: MambaMixer,
+        MambaSpec: mamba_mixer,
         Mamba2Spec: Mamba2Mixer,
         ShortConvSpec: ShortConv,
         GatedDeltaSpec: GatedDelta,

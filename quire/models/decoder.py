@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import ClassVar
 
 from torch import Tensor
@@ -36,9 +36,9 @@ class DecoderLayer:
         self.input_norm = self.post_attention_norm = self.pre_mlp_norm = self.post_mlp_norm = self.mlp = None
         self.mixers = [mixer_of(arch, ctx, place) for place in arch.places_of(index)]
         if self.mixers:
-            self.input_norm, self.post_attention_norm = _norms(arch, ctx, norms, norms.of_mixers)
+            self.input_norm, self.post_attention_norm = _norms(arch, ctx, norms, norms.of_mixers, 2 * index + 1)
         if layer.mlp.kind is not MlpKind.NONE:
-            self.pre_mlp_norm, self.post_mlp_norm = _norms(arch, ctx, norms, norms.of_mlp)
+            self.pre_mlp_norm, self.post_mlp_norm = _norms(arch, ctx, norms, norms.of_mlp, 2 * index + 2)
             self.mlp = MLPS[layer.mlp.kind](arch, layer.mlp, _mlp_context(names, ctx))
         self.scale = arch.scales.residual
 
@@ -87,16 +87,19 @@ def _embedding_context(names: WeightNames, model: LayerContext) -> LayerContext:
     return resaved if resaved and resaved.has("weight") else model.child(names.embedding)
 
 
-def _norms(arch: ModelArch, ctx: LayerContext, norms: Norms, names: Iterable[str | None]) -> Iterator[Norm | None]:
+def _norms(
+    arch: ModelArch, ctx: LayerContext, norms: Norms, names: tuple[str | None, str | None], num_parts: int
+) -> Iterator[Norm | None]:
+    """Before and behind one half of a layer, which reads a sum of so many parts."""
     resaved = dict(arch.family.names.resaved_norms)
-    for name in names:
+    for name, parts in zip(names, (num_parts, 1), strict=True):
         other = resaved.get(name or "")
         is_resaved = other is not None and ctx.has(f"{other}.weight")
         found = other if is_resaved else name
         if found in norms.with_gate:
             yield GatedNorm(ctx.child(found), arch.hidden_size, arch.norm_eps, norms.gate_rank)
         else:
-            yield model_norm(arch, ctx, found) if found else None
+            yield model_norm(arch, ctx, found, num_parts=parts) if found else None
 
 
 class ParallelLayer(DecoderLayer):
@@ -178,7 +181,8 @@ class DecoderForCausalLM:
         self.make_layers(arch, model.child(names.layers))
         # Logits are linear in the last norm, so it carries their factor.
         final = arch.norms.final
-        self.norm = model_norm(arch, model, final, scale=arch.scales.logits) if final else None
+        num_parts = 2 * arch.num_layers + 1
+        self.norm = model_norm(arch, model, final, scale=arch.scales.logits, num_parts=num_parts) if final else None
         head = ctx.child(names.head)
         self.lm_head = LMHead(
             embed if tied else head,

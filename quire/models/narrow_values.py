@@ -48,7 +48,7 @@ def narrow_projection(arch: ModelArch, ctx: LayerContext, heads: Heads) -> Linea
 
 def narrow_output(arch: ModelArch, ctx: LayerContext, mixer: AttentionSpec) -> Linear:
     """The output's product, which reads the zeros behind each value; `ctx` is its own."""
-    heads, factor = mixer.heads, mixer.factors.output
+    heads, factor = mixer.cached, mixer.factors.output
     num_read = heads.query_size - heads.num_heads * heads.num_unused
     stored = ctx.read_plain("weight", (arch.hidden_size, num_read))
     filled = _filled(stored.t(), heads.num_heads, heads).t()

@@ -1,4 +1,4 @@
-"""Zamba 2."""
+"""Zamba and Zamba 2."""
 
 from __future__ import annotations
 
@@ -15,8 +15,6 @@ from quire.layers.norm import RMSNorm, model_norm
 from quire.models.blocks import attention_of, mixer_of
 from quire.models.decoder import DecoderForCausalLM
 
-BLOCK = "shared_transformer"
-
 
 class Block:
     """What several layers share: attention's products, an MLP, and the norms before both."""
@@ -30,7 +28,7 @@ class Block:
         self.o_proj = Linear(attention.child("o_proj"), heads * arch.head_size, size)
         self.mlp_norm = RMSNorm(ctx.child("pre_ff_layernorm"), size, arch.norm_eps)
         inner, bias = spec.intermediate_size, spec.has_bias
-        self.gate_up_proj = Linear(mlp.child("gate_up_proj"), size, 2 * inner, bias=bias)
+        self.gate_up_proj = Linear(mlp.child("gate_up_proj"), size, inner, inner, bias=bias)
         self.down_proj = Linear(mlp.child("down_proj"), inner, size, bias=bias)
         self.activation = activation_of(arch)
 
@@ -54,14 +52,16 @@ class SharedTransformer:
         """`ctx` is that of all layers, `index` the place among the mixers."""
         spec = _shared(arch, index)
         assert spec is not None
-        names, size, width = ctx.child(spec.first).child(BLOCK), arch.hidden_size, arch.num_heads * arch.head_size
+        names, size, width = ctx.child(spec.first).child(spec.name), arch.hidden_size, arch.num_heads * arch.head_size
         self.ops, self.block = ctx.ops, block
         self.adapters = []
         if spec.adapts_attention:
             lists = [names.child("self_attn").child(f"linear_{part}_adapter_list") for part in "qkv"]
             self.adapters = [Adapter(part.child(spec.number), 2 * size, spec.rank, width) for part in lists]
-        mlp = names.child("feed_forward").child("gate_up_proj_adapter_list")
-        self.mlp_adapter = Adapter(mlp.child(spec.number), size, spec.rank, 2 * spec.intermediate_size)
+        self.mlp_adapter = None
+        if spec.rank:
+            mlp = names.child("feed_forward").child("gate_up_proj_adapter_list")
+            self.mlp_adapter = Adapter(mlp.child(spec.number), size, spec.rank, 2 * spec.intermediate_size)
         self.attention = attention_of(arch, names, index)
 
     def __call__(self, hidden: Tensor, embedded: Tensor, ctx: ForwardContext) -> Tensor:
@@ -85,33 +85,40 @@ class SharedTransformer:
         return block.down_proj(self.ops.gated_activation(self._gate_up(normed), block.activation))
 
     def _gate_up(self, normed: Tensor) -> Tensor:
-        return self.block.gate_up_proj(normed, residual=self.mlp_adapter(normed))
+        adapted = None if self.mlp_adapter is None else self.mlp_adapter(normed)
+        return self.block.gate_up_proj(normed, residual=adapted)
 
 
-class Zamba2Layer:
-    """hidden + mamba(norm(hidden + linear(shared))), where some layers have a shared block."""
+class ZambaLayer:
+    """hidden + mamba(norm(hidden + linear(shared))), where some layers have a shared block, and some several Mambas."""
 
     def __init__(self, arch: ModelArch, ctx: LayerContext, index: int, block: Block | None) -> None:
         """`ctx` is that of all layers."""
         own, places = ctx.child(index), arch.places_of(index)
         self.shared = self.linear = None
+        recurrent = places if block is None else places[1:]
         if block is not None:
             self.shared = SharedTransformer(arch, ctx, places[0], block)
             self.linear = Linear(own.child("linear"), arch.hidden_size, arch.hidden_size)
             own = own.child("mamba_decoder")
         self.input_norm = model_norm(arch, own, arch.norms.input or "")
-        self.mamba = mixer_of(arch, own, places[-1])
+        self.mambas = [mixer_of(arch, own, place) for place in recurrent]
 
     def __call__(self, hidden: Tensor, embedded: Tensor, ctx: ForwardContext) -> Tensor:
         """Shapes: hidden, embedded [T, E] -> [T, E]."""
         if self.shared is None or self.linear is None:
-            return self.mamba(self.input_norm(hidden), ctx, residual=hidden)
+            return self._scan(self.input_norm(hidden), hidden, ctx)
         read = self.linear(self.shared(hidden, embedded, ctx), residual=hidden)
-        return self.mamba(self.input_norm(read), ctx, residual=hidden)
+        return self._scan(self.input_norm(read), hidden, ctx)
+
+    def _scan(self, normed: Tensor, hidden: Tensor, ctx: ForwardContext) -> Tensor:
+        for mamba in self.mambas:
+            hidden = mamba(normed, ctx, residual=hidden)
+        return hidden
 
 
-class Zamba2ForCausalLM(DecoderForCausalLM):
-    """Layers of Mamba 2, some of which read attention and an MLP that they share."""
+class ZambaForCausalLM(DecoderForCausalLM):
+    """Layers of Mamba or Mamba 2, some of which read attention and an MLP that they share."""
 
     def make_layers(self, arch: ModelArch, ctx: LayerContext) -> None:
         """See `DecoderForCausalLM`. Raises: ConfigError where the model would be split."""
@@ -122,8 +129,8 @@ class Zamba2ForCausalLM(DecoderForCausalLM):
         for index in range(arch.num_layers):
             spec = _shared(arch, arch.places_of(index)[0])
             if spec is not None and spec.is_first:
-                blocks[index] = Block(arch, ctx.child(index).child(BLOCK), spec)
-            self.hybrid_layers.append(Zamba2Layer(arch, ctx, index, None if spec is None else blocks[spec.first]))
+                blocks[index] = Block(arch, ctx.child(index).child(spec.name), spec)
+            self.hybrid_layers.append(ZambaLayer(arch, ctx, index, None if spec is None else blocks[spec.first]))
 
     def forward(self, token_ids: Tensor, ctx: ForwardContext) -> Tensor:
         """See `interfaces.Model`."""

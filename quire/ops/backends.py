@@ -28,6 +28,7 @@ REFUSED = MappingProxyType(
             {
                 "expert_queries",
                 "expert_outputs",
+                "bias_keys",
                 "pair_values",
                 "subtract_heads",
                 "select_tokens",

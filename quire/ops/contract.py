@@ -258,6 +258,18 @@ class Ops(SelectionOps):
         """
         return cast("Tensor", self._table["pair_values"](qkv, num_heads, num_kv_heads))
 
+    def bias_keys(
+        self, query: Tensor, key: Tensor, value: Tensor, times: Tensor, decay: Tensor, scale: float
+    ) -> Tensor:
+        """Queries, keys and values with 4 more features each, by which each score gains exp(decay * softplus(time)).
+
+        They are s, s, 0, 0 of a query, s being 1 / scale in x's dtype; of a key the number that s * scale times gives
+        the gain, what its rounding lost, 0 and 0; and zeros of a value.
+        Shapes: query [T, H * D], key and value [T, K * D], times [T, K] float32, decay [K] float32 ->
+        [T, (H + 2 * K) * (D + 4)].
+        """
+        return cast("Tensor", self._table["bias_keys"](query, key, value, times, decay, scale))
+
     def subtract_heads(self, x: Tensor, factor: float) -> Tensor:
         """The first half of each row less factor * the second. Shapes: x [T, 2 * N] -> [T, N]."""
         return cast("Tensor", self._table["subtract_heads"](x, factor))
@@ -306,7 +318,7 @@ class Ops(SelectionOps):
         self._table["statistical_top_k"](x, size, cutoff)
 
     def scale_heads(self, x: Tensor, weight: Tensor) -> None:
-        """x * weight, in place. Shapes: x [T, H, D], weight [D] float32. Mutates: x."""
+        """x * weight, in place. Shapes: x [T, H, D], weight [D] or [H, D] float32. Mutates: x."""
         self._table["scale_heads"](x, weight)
 
     def scale_tokens(self, x: Tensor, scales: Tensor, positions: Tensor) -> None:

@@ -21,6 +21,8 @@ from quire.utils.math import round_up
 
 VECTOR = 32
 """Elements that torch's elementwise loops take at a time, at most (two AVX-512 registers)."""
+KEY_FEATURES = 4
+"""By which heads grow whose keys have biases (`config.layers.mixers.HEAD_MULTIPLE`)."""
 ROWS_AT_A_TIME = 8
 """Rows that are widened to float32 at a time: temporaries stay in the cache."""
 
@@ -101,6 +103,36 @@ def fill_pairs(out: Tensor, qkv: Tensor, num_heads: int, num_kv_heads: int) -> N
     wide[:, :count, 1] = 0.0
     pairs = narrow[:, count:].view(tokens, 2, -1, size).transpose(1, 2)
     wide[:, count:].view(tokens, 2, -1, 2, size).copy_(pairs.unsqueeze(1))
+
+
+def biased_size(query: Tensor, key: Tensor, times: Tensor) -> int:
+    """Features of what `Ops.bias_keys` gives a token."""
+    size = key.shape[1] // times.shape[1]
+    return (query.shape[1] // size + 2 * times.shape[1]) * (size + KEY_FEATURES)
+
+
+@one_thread()
+def fill_biased_keys(
+    out: Tensor, query: Tensor, key: Tensor, value: Tensor, times: Tensor, decay: Tensor, scale: float
+) -> None:
+    """`Ops.bias_keys`. Mutates: out."""
+    tokens, count = times.shape
+    size = key.shape[1] // count
+    heads = out.view(tokens, -1, size + KEY_FEATURES)
+    num_heads = heads.shape[1] - 2 * count
+    heads[..., size:] = 0.0
+    for part, first in ((query, 0), (key, num_heads), (value, num_heads + count)):
+        narrow = part.view(tokens, -1, size)
+        heads[:, first : first + narrow.shape[1], :size] = narrow
+    heads[:, :num_heads, size : size + 2] = 1.0 / scale
+    exact = scale * torch.tensor(1.0 / scale, dtype=out.dtype).item()
+    room = torch.zeros(tokens, round_up(count, VECTOR))
+    room[:, :count] = times
+    room[:, :count] = F.softplus(room)[:, :count].mul_(decay)
+    biases = room.exp_()[:, :count].div_(exact)
+    written = heads[:, num_heads : num_heads + count]
+    written[..., size] = biases
+    written[..., size + 1] = biases - written[..., size].float()
 
 
 @one_thread()

@@ -86,6 +86,10 @@ GATED = {
     "glm_moe_dsa": {"num_hidden_layers": 5, "indexer_types": ["full", "shared", "shared", "full", "shared"]},
     "dots3_note_text": {"swa_num_attention_heads": 9, "swa_num_key_value_heads": 9},
     "diffllama": {"head_dim": 48},
+    "beam": {"head_dim": 48},
+    "doge": {"head_dim": 48},
+    "dory": {"intermediate_size": 600},
+    "modernbert-decoder": {"intermediate_size": 300},
     "minimax_m3_vl_text": {"dense_intermediate_size": 300, "index_topk_blocks": 200},
 }
 """Families with gates, recurrences or query heads of their own -> what makes another of their parts the widest."""

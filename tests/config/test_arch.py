@@ -557,6 +557,7 @@ NEEDED = {
     "dots1": {"n_routed_experts", "n_shared_experts", "num_experts_per_tok"},
     "gemma3n_text": {"num_kv_shared_layers", "layer_types"},
     "gemma4_text": {"vocab_size_per_layer_input"},
+    "dory": {"layer_types", "n_input_layers", "n_recurrent_layers", "n_output_layers"},
 }
 """Keys for which the class of a family in transformers has no default that it could run with."""
 

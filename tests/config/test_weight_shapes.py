@@ -61,6 +61,14 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "axk2 tied": ("axk2", {"attention_bias": True, "tie_word_embeddings": True, "first_k_dense_replace": 0}),
     "glm 5 with a shared choice": ("glm_moe_dsa", {"indexer_types": ["full", "shared", "shared"]}),
     "dots3 note with biases": ("dots3_note_text", {"attention_bias": True, "tie_word_embeddings": True}),
+    "modernbert decoder with biases": (
+        "modernbert-decoder",
+        {"norm_bias": True, "classifier_bias": True, "attention_bias": True, "tie_word_embeddings": False},
+    ),
+    "beam with biases": ("beam", {"attention_bias": True, "tie_word_embeddings": True}),
+    "zamba with biases": ("zamba", {"mamba_proj_bias": True, "n_mamba_heads": 4, "attention_head_dim": 24}),
+    "doge with biases": ("doge", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
+    "dory with biases": ("dory", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
     "mimo v2 flash with biases": ("mimo_v2_flash", {"attention_bias": True, "attention_value_scale": None}),
 }
 COMBINATIONS = [

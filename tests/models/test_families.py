@@ -176,6 +176,28 @@ def test_kimi_linear_is_read_as_published_and_as_transformers_writes_it(
     assert (transformers_logits(published, tuple(token_ids)) - expected).abs().max().item() < TOLERANCE
 
 
+def test_dory_is_read_as_published(ops: Ops, checkpoint: Checkpoint, tmp_path: Path) -> None:
+    """With attention and MLP as layers of their own, as its config counts them."""
+    written, token_ids = checkpoint("dory"), prompt(20)
+    published = tmp_path / "published"
+    shutil.copytree(written, published)
+    halves = {"self_attn.": (0, "mixer."), "lambda_1": (0, "attn_alpha")}
+    halves |= {"mlp.": (1, "mixer."), "lambda_2": (1, "mlp_alpha")}
+
+    def name(found: re.Match[str]) -> str:
+        second, part = halves[found[2]]
+        return f"layers.{2 * int(found[1]) + second}.{part}"
+
+    tensors = load_file(written / "model.safetensors")
+    of_half = re.compile(rf"layers\.(\d+)\.({'|'.join(map(re.escape, halves))})")
+    renamed = {of_half.sub(name, stored): value for stored, value in tensors.items()}
+    assert "backbone.layers.7.mixer.suv_up" in renamed
+    save_file(renamed, published / "model.safetensors", {"format": "pt"})
+    expected = Harness(ops, written).logits(token_ids)
+    assert torch.equal(Harness(ops, published).logits(token_ids), expected)
+    assert (transformers_logits(published, tuple(token_ids)) - expected).abs().max().item() < TOLERANCE
+
+
 def test_axk1_is_read_as_published(ops: Ops, checkpoint: Checkpoint, tmp_path: Path) -> None:
     """Without a bias of the choice of experts, and with a norm behind MLPs that have none."""
     written, token_ids = checkpoint("axk1"), prompt(20)

@@ -158,6 +158,27 @@ def test_pair_values_puts_values_of_two_heads_behind_each_other(implementation: 
     assert torch.equal(found, expected)
 
 
+@pytest.mark.parametrize("implementation", implementations_of("bias_keys"))
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("heads", "kv_heads"), [(6, 3), (1, 1)])
+def test_bias_keys_adds_numbers_to_scores(implementation: str, dtype: torch.dtype, heads: int, kv_heads: int) -> None:
+    size, scale = 8, 8**-0.5
+    query, key, value = (rand(13, count * size, seed=count, dtype=dtype) for count in (heads, kv_heads, kv_heads))
+    times, decay = rand(13, kv_heads, seed=9) * 3, rand(kv_heads, seed=10)
+
+    def made(rows: slice) -> Tensor:
+        return run(implementation, "bias_keys", query[rows], key[rows], value[rows], times[rows], decay, scale)
+
+    queries, keys, values = made(slice(0, 13)).view(13, -1, size + 4).split((heads, kv_heads, kv_heads), dim=1)
+    assert torch.equal(queries[..., :size].reshape(13, -1), query)
+    assert torch.equal(keys[..., :size].reshape(13, -1), key)
+    assert torch.equal(values, F.pad(value.view(13, kv_heads, size), (0, 4)))
+    gained = torch.einsum("tkd,thd->tkh", keys[..., size:].double(), queries[..., size:].double()) * scale
+    expected = torch.exp(decay.double() * F.softplus(times.double())).unsqueeze(2).expand_as(gained)
+    assert (gained / expected - 1).abs().max() < 2e-5
+    assert_rows_alone(made, 13)
+
+
 @pytest.mark.parametrize("implementation", implementations_of("subtract_heads"))
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_subtract_heads_rounds_once(implementation: str, dtype: torch.dtype) -> None:

@@ -107,7 +107,7 @@ def test_a_server_that_cannot_start_says_why_once(tmp_path: Path, capfd: pytest.
     assert "more like it" in err
 
 
-@pytest.mark.parametrize("architecture", ["RwkvForCausalLM", "ReformerModelWithLMHead", "ZambaForCausalLM"])
+@pytest.mark.parametrize("architecture", ["RwkvForCausalLM", "ReformerModelWithLMHead", "ProphetNetForCausalLM"])
 def test_other_architectures_are_not_taken_for_a_slip(
     architecture: str, tmp_path: Path, capfd: pytest.CaptureFixture[str], checkpoint: Callable[..., Path]
 ) -> None:

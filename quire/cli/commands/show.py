@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from quire.config.arch import ModelArch
 from quire.config.flags.args import EMBEDDED, EngineArgs, add_flags, from_namespace
+from quire.config.layers.recurrent_mixers import RecurrentSpec
 from quire.config.memory.plan import gib
 from quire.config.memory.weight_shapes import num_active_parameters, num_parameters
 from quire.errors import ConfigError
@@ -90,7 +91,8 @@ def _mixers(arch: ModelArch) -> str:
     heads = f"{arch.num_heads} ({arch.num_kv_heads} KV) heads"
     if not arch.recurrences:
         return heads
-    recurrent = f"{len(arch.recurrences)} recurrent"
+    count = sum(any(isinstance(mixer, RecurrentSpec) for mixer in layer.mixers) for layer in arch.layers)
+    recurrent = f"{count} recurrent"
     return f"{recurrent}, {len(arch.attentions)} with {heads}" if arch.attentions else recurrent
 
 

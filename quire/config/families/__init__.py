@@ -32,6 +32,7 @@ ARCHITECTURES: Mapping[str, str] = MappingProxyType(
         "axk2": "AXK2ForCausalLM",
         "bailing_hybrid": "BailingHybridForCausalLM",
         "bamba": "BambaForCausalLM",
+        "beam": "BeamForCausalLM",
         "biogpt": "BioGptForCausalLM",
         "bitnet": "BitNetForCausalLM",
         "bloom": "BloomForCausalLM",
@@ -48,6 +49,8 @@ ARCHITECTURES: Mapping[str, str] = MappingProxyType(
         "deepseek_v32": "DeepseekV32ForCausalLM",
         "deepseek_v4": "DeepseekV4ForCausalLM",
         "diffllama": "DiffLlamaForCausalLM",
+        "doge": "DogeForCausalLM",
+        "dory": "DoryForCausalLM",
         "dots1": "Dots1ForCausalLM",
         "dots3_note_text": "Dots3NoteForCausalLM",
         "emu3_text_model": "Emu3ForCausalLM",
@@ -119,6 +122,7 @@ ARCHITECTURES: Mapping[str, str] = MappingProxyType(
         "mistral4": "Mistral4ForCausalLM",
         "mixtral": "MixtralForCausalLM",
         "mllama_text_model": "MllamaForCausalLM",
+        "modernbert-decoder": "ModernBertDecoderForCausalLM",
         "mpt": "MptForCausalLM",
         "nanochat": "NanoChatForCausalLM",
         "nemotron": "NemotronForCausalLM",
@@ -152,6 +156,7 @@ ARCHITECTURES: Mapping[str, str] = MappingProxyType(
         "vaultgemma": "VaultGemmaForCausalLM",
         "xglm": "XGLMForCausalLM",
         "youtu": "YoutuForCausalLM",
+        "zamba": "ZambaForCausalLM",
         "zamba2": "Zamba2ForCausalLM",
     }
 )

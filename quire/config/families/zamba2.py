@@ -24,7 +24,7 @@ DEFAULT_KINDS = (
 )
 
 
-def _are_hybrid(keys: ConfigKeys) -> tuple[bool, ...]:
+def are_hybrid(keys: ConfigKeys) -> tuple[bool, ...]:
     """Whether each layer reads a shared block. Raises: ConfigError."""
     name, listed = keys.find(("layers_block_type", "layer_types"))
     if not isinstance(listed, list) or not listed or not all(str(kind) in KINDS for kind in listed):
@@ -37,26 +37,33 @@ def _derived(keys: ConfigKeys) -> Mapping[str, Any]:
     num_heads, width = keys.count("num_attention_heads"), 2 * keys.count("hidden_size")
     if width % num_heads:
         keys.refuse("num_attention_heads", num_heads, f"must divide twice hidden_size ({width}) without remainder")
-    if not keys.flag("tie_word_embeddings", default=True):
-        keys.refuse("tie_word_embeddings", False, "must be true: without it, transformers shares no blocks either")
+    check_tied(keys)
     num_kv_heads = keys.count("num_key_value_heads", default=num_heads)
     if keys.flag("use_shared_attention_adapter", default=False) and num_kv_heads != num_heads:
         keys.refuse(
             "num_key_value_heads", num_kv_heads, f"must be {num_heads}: adapters are as wide as all query heads"
         )
-    return {"num_hidden_layers": len(_are_hybrid(keys)), "head_dim": width // num_heads}
+    return {"num_hidden_layers": len(are_hybrid(keys)), "head_dim": width // num_heads}
 
 
-def _attends(keys: ConfigKeys, recurrent: Sequence[RecurrentSpec | None]) -> tuple[bool, ...]:
-    return _are_hybrid(keys)
+def check_tied(keys: ConfigKeys) -> None:
+    """Raises: ConfigError for a checkpoint whose layers have blocks of their own."""
+    if not keys.flag("tie_word_embeddings", default=True):
+        keys.refuse("tie_word_embeddings", False, "must be true: without it, transformers shares no blocks either")
+
+
+def attends(keys: ConfigKeys, recurrent: Sequence[RecurrentSpec | None]) -> tuple[bool, ...]:
+    """Layers that read a shared block."""
+    return are_hybrid(keys)
 
 
 def _shared(keys: ConfigKeys, num_layers: int) -> tuple[SharedBlock | None, ...]:
     """Layers take the blocks in turn."""
-    hybrid = [index for index, is_hybrid in enumerate(_are_hybrid(keys)) if is_hybrid]
+    hybrid = [index for index, is_hybrid in enumerate(are_hybrid(keys)) if is_hybrid]
     num_blocks = keys.count("num_mem_blocks")
     blocks = {
         index: SharedBlock(
+            name="shared_transformer",
             first=hybrid[number % num_blocks],
             is_first=number < num_blocks,
             number=number,
@@ -80,7 +87,7 @@ def _scales(keys: ConfigKeys) -> Scales:
 
 SPEC = FamilySpec(
     architecture="Zamba2ForCausalLM",
-    model_class="quire.models.zamba2:Zamba2ForCausalLM",
+    model_class="quire.models.zamba2:ZambaForCausalLM",
     defaults={
         "hidden_act": "gelu",
         "rms_norm_eps": 1e-5,
@@ -103,7 +110,7 @@ SPEC = FamilySpec(
     derived=_derived,
     refused={"use_long_context": "does not stretch the rotation of this family. Set it to false."},
     recurrent=zamba2_layers,
-    attends=_attends,
+    attends=attends,
     shared=_shared,
     rotated=_rotated,
     norms=Norms(final="final_layernorm"),

@@ -63,6 +63,19 @@ class PositionScale:
     only_unrotated: bool = False
     """Layers that rotate queries do not multiply them."""
 
+    def at(self, position: int) -> float:
+        """What a query there is multiplied by."""
+        return 1.0 + self.beta * math.log(1 + (position + self.first) // self.period)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PowerScale(PositionScale):
+    """(1 + (position + first) / period) ** beta, for the same."""
+
+    def at(self, position: int) -> float:
+        """See `PositionScale`."""
+        return math.pow(1.0 + (position + self.first) / self.period, self.beta)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionExperts:
@@ -84,6 +97,8 @@ class SharedBlock:
     the inputs of their products: adapters, of two thin products each, whose outputs are added.
     """
 
+    name: str
+    """What the checkpoint calls it."""
     first: int
     """The first of the layers, under whose name the checkpoint has the block."""
     is_first: bool
@@ -93,7 +108,7 @@ class SharedBlock:
     has_bias: bool
     """Of the MLP."""
     rank: int
-    """Features between the products of an adapter."""
+    """Features between the products of an adapter; 0 where there are none."""
     adapts_attention: bool
     """Queries, keys and values have adapters, too, not the MLP alone."""
 
@@ -147,6 +162,8 @@ class AttentionSpec(Mixer):
     difference: float | None = None
     """For differential attention (https://arxiv.org/abs/2410.05258): what its learned factor begins with. Heads attend
     to the values of two KV heads; of what the second half of them gives, the factor's share is taken from the first."""
+    biases_keys: bool = False
+    """Scores of a key gain a number that its value says. Heads are larger by as much as brings it in."""
     reads: int | None = None
     """The place of the mixer whose keys and values it attends over, of an earlier layer; None for its own."""
     factors: Factors = Factors()
@@ -165,8 +182,12 @@ class AttentionSpec(Mixer):
 
     @property
     def cached(self) -> Heads:
-        """The heads that attention has: of keys with zeros behind them, where values of two heads lie together."""
-        return self.heads if self.difference is None else replace(self.heads, head_size=2 * self.heads.head_size)
+        """The heads that attention has: of keys with zeros behind them, where values of two heads lie together; of
+        values with zeros behind them, where keys have biases."""
+        size = self.heads.head_size
+        if self.biases_keys:
+            return replace(self.heads, head_size=size + HEAD_MULTIPLE, value_size=size)
+        return self.heads if self.difference is None else replace(self.heads, head_size=2 * size)
 
     @property
     def num_caches(self) -> int:

@@ -103,6 +103,25 @@ def jamba_layers(keys: ConfigKeys, num_layers: int) -> tuple[RecurrentSpec | Non
     return tuple(None if index % period == offset else spec for index in range(num_layers))
 
 
+def zamba_layers(keys: ConfigKeys, num_layers: int) -> tuple[RecurrentSpec | None, ...]:
+    """Zamba: Mamba in every layer, whose heads derive their time steps and vectors each by itself."""
+    check_silu(keys, "hidden_mamba_act")
+    hidden_size, num_heads = keys.count("hidden_size"), keys.count("n_mamba_heads")
+    inner_size = keys.count("mamba_expand") * hidden_size
+    if inner_size % num_heads:
+        keys.refuse("n_mamba_heads", num_heads, f"must divide the {inner_size} channels without remainder")
+    spec = MambaSpec(
+        num_parts=num_heads,
+        inner_size=inner_size // num_heads,
+        state_size=keys.count("mamba_d_state"),
+        conv_width=keys.count("mamba_d_conv", most=MAX_CONV_WIDTH),
+        time_rank=_time_rank(keys, "mamba_dt_rank", hidden_size),
+        has_bias=keys.flag("mamba_proj_bias", default=False),
+        has_conv_bias=keys.flag("mamba_conv_bias", default=True),
+    )
+    return (spec,) * num_layers
+
+
 def offset_of(keys: ConfigKeys, name: str) -> int:
     """A whole number, 0 or more. Raises: ConfigError."""
     value = keys.find((name,))[1]

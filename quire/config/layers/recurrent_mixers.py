@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from quire.config.layers.mixers import Factors, Mixer
@@ -31,6 +31,11 @@ class GateNorm(StrEnum):
 class MambaSpec(Mixer):
     """The selective state space of Mamba (https://arxiv.org/abs/2312.00752): each channel has a state of its own."""
 
+    part: int = 0
+    """Which of the layer's mixers this is, where several share its channels equally (Zamba)."""
+    num_parts: int | None = None
+    """How many they are; the checkpoint has the weights of all in the same tensors. None where tensors are the
+    mixer's own."""
     inner_size: int
     """Channels."""
     state_size: int
@@ -54,6 +59,11 @@ class MambaSpec(Mixer):
     def in_features(self) -> int:
         """What the projection into the layer gives: the convolution's input, and the gate."""
         return 2 * self.inner_size
+
+    @property
+    def has_out_bias(self) -> bool:
+        """Whether the projection out has a bias: that of a layer's first part is the layer's."""
+        return self.has_bias and self.part == 0
 
     @property
     def num_state_elements(self) -> int:
@@ -320,3 +330,12 @@ RecurrentSpec = MambaSpec | Mamba2Spec | ShortConvSpec | GatedDeltaSpec | Lightn
 """Mixers that keep a state of fixed size."""
 RECURRENT = (MambaSpec, Mamba2Spec, ShortConvSpec, GatedDeltaSpec, LightningSpec, RgLruSpec)
 """The same, to go through."""
+
+
+def parts_of(spec: RecurrentSpec | None) -> tuple[RecurrentSpec, ...]:
+    """The recurrent mixers of a layer, given the first."""
+    if spec is None:
+        return ()
+    if not isinstance(spec, MambaSpec) or spec.num_parts is None:
+        return (spec,)
+    return tuple(replace(spec, part=part) for part in range(spec.num_parts))

@@ -24,6 +24,43 @@ class StreamsSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SphereSpec:
+    """Hidden states of length 1, which attention and MLP move (nGPT, https://arxiv.org/abs/2410.01131), and layers in
+    the middle that all tokens pass several times (Dory). `models/dory.py` computes it.
+
+    The checkpoint has what multiplies features divided by numbers: those here, but for `query` and `gate` without
+    their squares.
+    """
+
+    num_before: int
+    """Layers before those that are passed several times."""
+    num_repeated: int
+    num_loops: int
+    rate: float
+    """Of the share of each feature that a layer's half replaces."""
+    query: float
+    """Of the root of what multiplies queries behind their rotation."""
+    gate: float
+    """Of the root of what multiplies gates of attention."""
+    inner: float
+    """Of what multiplies the gate and the other product of an MLP."""
+    logits: float
+
+    @property
+    def num_first(self) -> int:
+        """Layers up to the end of the first pass through the middle."""
+        return self.num_before + self.num_repeated
+
+    def layer_of(self, index: int) -> int:
+        """The checkpoint's layer by which tokens pass the layer with this index."""
+        if index < self.num_first:
+            return index
+        beyond = index - self.num_first
+        num_again = self.num_repeated * (self.num_loops - 1)
+        return self.num_before + beyond % self.num_repeated if beyond < num_again else index - num_again
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HyperSpec:
     """Streams that every half of a layer reads and writes (hyper-connections, https://arxiv.org/abs/2409.19606).
 

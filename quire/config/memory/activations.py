@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from quire.config.arch import LayerSpec, ModelArch
 from quire.config.family_spec import MlpKind, MlpSpec, NormKind, Norms
 from quire.config.layers.any_mixer import MixerSpec
+from quire.config.layers.layer_kinds import Heads
 from quire.config.layers.mixers import (
     AttentionSpec,
     BlockIndexerSpec,
@@ -14,17 +15,11 @@ from quire.config.layers.mixers import (
     LatentAttentionSpec,
     SharedBlock,
 )
-from quire.config.layers.recurrent_mixers import (
-    GatedDeltaSpec,
-    LightningSpec,
-    Mamba2Spec,
-    MambaSpec,
-    RecurrentSpec,
-    RgLruSpec,
-)
-from quire.config.layers.streams import LayerEmbeddingsSpec, StreamsSpec
+from quire.config.layers.recurrent_mixers import RecurrentSpec
+from quire.config.layers.streams import LayerEmbeddingsSpec, SphereSpec, StreamsSpec
 from quire.config.memory.compressed_activations import hyper_step
 from quire.config.memory.latent_activations import attend_latents, open_attended
+from quire.config.memory.recurrent_activations import recur
 from quire.config.memory.reference_activations import has_shortcuts, reference_activation_bytes
 from quire.config.memory.step_layout import FLOAT, INT32, Places, StepLayout
 from quire.messages.kv import DTYPE_BYTES
@@ -45,7 +40,12 @@ def step_logits_bytes(arch: ModelArch, dtype: str, num_tokens: int, num_sampled:
     layout = _step(arch, dtype, num_tokens)
     before = layout.peak
     layout.free("hidden")
-    layout.place("sampled", num_sampled * arch.hidden_size * DTYPE_BYTES[dtype])
+    sampled = num_sampled * arch.hidden_size * DTYPE_BYTES[dtype]
+    layout.place("sampled", sampled)
+    if arch.head_transform is not None:
+        layout.place("transformed", sampled)
+        layout.place("renormed", sampled)
+        layout.free("transformed")
     layout.place("logits", logits)
     return layout.peak - before
 
@@ -70,6 +70,10 @@ def _step(arch: ModelArch, dtype: str, num_tokens: int) -> StepLayout:
         return layout
     if arch.hyper is not None:
         hyper_step(layout, arch, arch.hyper)
+        return layout
+    if arch.sphere is not None:
+        _sphere(layout, arch, arch.sphere)
+        layout.take("normed", arch.hidden_size)
         return layout
     if arch.layer_embeddings is not None:
         _embed_layers(layout, arch, arch.layer_embeddings)
@@ -121,10 +125,9 @@ def _half(layout: StepLayout, arch: ModelArch, layer: LayerSpec, out: str, besid
 
 
 def _shared_layer(layout: StepLayout, arch: ModelArch, layer: LayerSpec) -> None:
-    """A shared block, and a recurrence that reads what it adds (`models/zamba2.py`)."""
-    attention, recurrence = layer.mixers
+    """A shared block, and recurrences that read what it adds (`models/zamba2.py`)."""
+    attention, *recurrences = layer.mixers
     assert isinstance(attention, AttentionSpec)
-    assert isinstance(recurrence, RecurrentSpec)
     assert attention.shared is not None
     size = arch.hidden_size
     _attend_beside_embeddings(layout, arch, attention.shared)
@@ -134,9 +137,13 @@ def _shared_layer(layout: StepLayout, arch: ModelArch, layer: LayerSpec) -> None
     layout.take("read", size)
     layout.free("fed")
     layout.take("normed", size)
-    _recur(layout, arch, recurrence)
+    for number, recurrence in enumerate(recurrences):
+        assert isinstance(recurrence, RecurrentSpec)
+        recur(layout, arch, recurrence)
+        layout.free(*(["between"] if number else []))
+        layout.rename("mixed", "between")
     layout.free("normed", "read", "hidden")
-    layout.rename("mixed", "hidden")
+    layout.rename("between", "hidden")
 
 
 def _attend_beside_embeddings(layout: StepLayout, arch: ModelArch, shared: SharedBlock) -> None:
@@ -162,11 +169,12 @@ def _attend_beside_embeddings(layout: StepLayout, arch: ModelArch, shared: Share
 
 
 def _feed_shared(layout: StepLayout, arch: ModelArch, shared: SharedBlock) -> None:
-    layout.take("thin", shared.rank)
-    layout.take("adapted", 2 * shared.intermediate_size)
-    layout.free("thin")
+    if shared.rank:
+        layout.take("thin", shared.rank)
+        layout.take("adapted", 2 * shared.intermediate_size)
+        layout.free("thin")
     layout.take("both", 2 * shared.intermediate_size)
-    layout.free("adapted")
+    layout.free(*(["adapted"] if shared.rank else []))
     layout.take("inner", shared.intermediate_size)
     layout.free("both")
     layout.take("fed", arch.hidden_size)
@@ -195,6 +203,46 @@ def _streams(layout: StepLayout, arch: ModelArch, streams: StreamsSpec) -> None:
     _free_each(layout, "matched", others)
     _free_each(layout, "stream", range(streams.count))
     layout.free("embeddings")
+
+
+def _sphere(layout: StepLayout, arch: ModelArch, sphere: SphereSpec) -> None:
+    """Layers before the middle, passes through it that each begin with what those gave, and the rest."""
+    size = arch.hidden_size
+    for index, layer in enumerate(arch.layers):
+        _pass_through_middle(layout, size, sphere, index)
+        (mixer,) = layer.mixers
+        assert isinstance(mixer, AttentionSpec)
+        layout.take("normed", size)
+        _attend(layout, arch, mixer)
+        _move(layout, size, "between")
+        layout.take("normed", size)
+        layout.take("inner", layer.mlp.intermediate_size)
+        _renorm(layout, "inner", layer.mlp.intermediate_size)
+        layout.take("mixed", size)
+        layout.free("inner")
+        _move(layout, size, "out")
+        layout.free("between", "hidden")
+        layout.rename("out", "hidden")
+    _pass_through_middle(layout, size, sphere, arch.num_layers)
+
+
+def _pass_through_middle(layout: StepLayout, size: int, sphere: SphereSpec, index: int) -> None:
+    """What stands before a layer of this index, where a pass begins."""
+    starts = [sphere.num_before + sphere.num_repeated * loop for loop in range(sphere.num_loops)]
+    for _ in range(starts.count(index)):
+        if index == sphere.num_before and "looped" not in layout:
+            layout.take("looped", size)
+        layout.take("begun", size)
+        layout.free("hidden")
+        layout.rename("begun", "hidden")
+
+
+def _move(layout: StepLayout, size: int, out: str) -> None:
+    """A half of a layer replaces a share of the hidden states."""
+    layout.free("normed")
+    layout.take("kept", size)
+    layout.take(out, size)
+    layout.free("kept", "mixed")
 
 
 def _embed_layers(layout: StepLayout, arch: ModelArch, spec: LayerEmbeddingsSpec) -> None:
@@ -370,7 +418,7 @@ def _join_normed(layout: StepLayout, size: int, piece: str) -> None:
 
 def _mix_one(layout: StepLayout, arch: ModelArch, mixer: MixerSpec) -> None:
     if isinstance(mixer, RecurrentSpec):
-        _recur(layout, arch, mixer)
+        recur(layout, arch, mixer)
     else:
         _attend(layout, arch, mixer)
 
@@ -388,7 +436,10 @@ def _attend(
         layout.take("keys and values", keys_values)
     if is_difference:
         layout.take("narrow", (heads + keys_values) // 2)
+    if mixer.biases_keys:
+        _bias(layout, mixer.heads)
     layout.take("qkv", heads + keys_values)
+    layout.free(*(["normed query", "normed key", "value", "times"] if mixer.biases_keys else []))
     layout.free(*(["keys and values"] if mixer.experts is not None else []))
     layout.free(*(["narrow"] if is_difference else []))
     layout.take("query", heads)
@@ -397,7 +448,7 @@ def _attend(
     layout.take("attended", heads)
     layout.free("qkv" if mixer.blocks is None else "selected", "query")
     open_attended(layout, mixer.num_gates)
-    if arch.norms.attended is not None:
+    if arch.norms.attended is not None or arch.sphere is not None:
         _renorm(layout, "attended", heads)
     if is_difference:
         _renorm(layout, "attended", heads // 2)
@@ -406,6 +457,16 @@ def _attend(
         layout.rename("renormed", "attended")
     layout.take("mixed", arch.hidden_size)
     layout.free("attended")
+
+
+def _bias(layout: StepLayout, heads: Heads) -> None:
+    """Queries, keys, values and time steps, each by a product of its own."""
+    for name, count in (("query", heads.num_heads), ("key", heads.num_kv_heads)):
+        layout.take("raw", count * heads.head_size)
+        layout.take(f"normed {name}", heads.head_size, rows=count)
+        layout.free("raw")
+    layout.take("value", heads.kv_size)
+    layout.take("times", heads.num_kv_heads, FLOAT)
 
 
 def _select_blocks(layout: StepLayout, indexer: BlockIndexerSpec) -> None:
@@ -427,57 +488,6 @@ def _renorm(layout: StepLayout, name: str, columns: int) -> None:
     layout.take("renormed", columns)
     layout.free(name)
     layout.rename("renormed", name)
-
-
-def _recur(layout: StepLayout, arch: ModelArch, mixer: RecurrentSpec) -> None:
-    parts = (mixer.width, mixer.width) if isinstance(mixer, RgLruSpec) else (mixer.in_features,)
-    pieces = [f"projected {index}" for index in range(len(parts))]
-    for piece, columns in zip(pieces, parts, strict=True):
-        layout.take(piece, columns)
-    if isinstance(mixer, GatedDeltaSpec) and mixer.rank is not None:
-        for piece, columns in (("gates", mixer.inner_size), ("times", mixer.num_times)):
-            layout.take("thin", mixer.rank)
-            layout.take(piece, columns)
-            layout.free("thin")
-            pieces.append(piece)
-    if isinstance(mixer, MambaSpec):
-        _derive(layout, mixer)
-        layout.take("scanned", mixer.inner_size)
-        layout.free("convolved", "derived", "wide")
-    elif isinstance(mixer, RgLruSpec):
-        _open(layout, mixer)
-        layout.take("scanned", mixer.inner_size)
-        layout.free("convolved", "gates")
-    elif isinstance(mixer, Mamba2Spec | GatedDeltaSpec | LightningSpec):
-        layout.take("convolved", mixer.inner_size if isinstance(mixer, LightningSpec) else mixer.conv_channels, FLOAT)
-        layout.take("scanned", mixer.inner_size)
-        layout.free("convolved")
-    else:
-        layout.take("scanned", mixer.inner_size)
-    layout.free(*pieces)
-    layout.take("mixed", arch.hidden_size)
-    layout.free("scanned")
-
-
-def _derive(layout: StepLayout, mixer: MambaSpec) -> None:
-    """What Mamba's scan reads beside the projection, all of it in float32."""
-    layout.take("convolved", mixer.inner_size, FLOAT)
-    if layout.item != FLOAT:
-        layout.take("rounded", mixer.inner_size)
-    layout.take("derived", mixer.time_rank + 2 * mixer.state_size, FLOAT)
-    if layout.item != FLOAT:
-        layout.free("rounded")
-    layout.take("time", mixer.time_rank)
-    layout.take("wide", mixer.inner_size, FLOAT)
-    layout.free("time")
-
-
-def _open(layout: StepLayout, mixer: RgLruSpec) -> None:
-    """The gates of an RG-LRU, and the convolution that they and the scan read."""
-    layout.take("convolved", mixer.width, FLOAT)
-    layout.take("by block", mixer.width)
-    layout.take("gates", 2 * mixer.width, FLOAT)
-    layout.free("by block")
 
 
 def _norm(layout: StepLayout, norms: Norms, name: str | None, size: int) -> None:

@@ -51,7 +51,7 @@ def _attend_indexed(layout: StepLayout, mixer: LatentAttentionSpec, indexer: Ind
     layout.free("projected", "compressed", "key")
     layout.take("query", heads)
     layout.free("qkv")
-    if layout.has("choice"):
+    if "choice" in layout:
         layout.free("choice")
     layout.take("raw", indexer.num_heads * size)
     layout.take("index query", indexer.num_heads * size)

@@ -18,7 +18,7 @@ class LinearShape:
     count: int = 1
     """How many layers of the model have this shape."""
     active: int | None = None
-    """How many of them a token passes; None for all."""
+    """How many of them a token passes, one as often as it passes it; None for all."""
     dtype: str | None = None
     """What the layer is kept in, whatever the dtype and the quantisation of the model."""
 
@@ -36,3 +36,7 @@ class LinearShape:
     def num_active(self) -> int:
         """Numbers of all layers that a token passes."""
         return self.num_weights * (self.count if self.active is None else self.active)
+
+
+Shape = tuple[tuple[int, ...], int]
+"""The parts and the input features of a linear layer."""

@@ -38,8 +38,8 @@ class StepLayout:
         self._pieces[name] = begin, begin + size
         self.peak = max(self.peak, begin + size)
 
-    def has(self, name: str) -> bool:
-        """Whether there is a piece of this name."""
+    def __contains__(self, name: str) -> bool:
+        """Whether there is such a piece."""
         return name in self._pieces
 
     def places(self) -> Places:

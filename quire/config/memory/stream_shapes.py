@@ -36,6 +36,24 @@ def _of_hyper(arch: ModelArch) -> list[LinearShape]:
     ]
 
 
+def sphere_floats(arch: ModelArch) -> int:
+    """Shares of the residual and of what is added to it, what multiplies queries and logits, and equal weights of
+    norms, one for each size."""
+    if arch.sphere is None:
+        return 0
+    query, inner = arch.num_heads * arch.head_size, arch.intermediate_size
+    equal = arch.hidden_size + arch.head_size + query + inner
+    return arch.num_layers * (4 * arch.hidden_size + query) + equal + arch.vocab_size
+
+
+def num_sphere_parameters(arch: ModelArch) -> int:
+    """What the checkpoint has in place of them, and of factors that weights carry."""
+    if arch.sphere is None:
+        return 0
+    of_layer = 2 * arch.hidden_size + 2 * arch.num_heads * arch.head_size + 2 * arch.intermediate_size
+    return arch.num_layers * of_layer + arch.vocab_size
+
+
 def num_repeated(arch: ModelArch) -> int:
     """Numbers of scales of hyper-connections that are there once for each product, and in the checkpoint once for all
     that read, add or mix."""

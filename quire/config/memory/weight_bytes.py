@@ -141,7 +141,7 @@ def loading_bytes(arch: ModelArch, dtype: str, quantization: str | None = None, 
     The head is read last where it is a tensor of its own; while the body is read, the head's bytes are not there yet.
     """
     shapes, stored = weight_shapes(arch), DTYPE_BYTES[arch.dtype]
-    multiplied = 4 * (_has_factors(arch) or _has_narrow_values(arch))  # in float32
+    multiplied = 4 * (_has_factors(arch) or _has_narrow_values(arch) or arch.sphere is not None)  # in float32
     largest = max(shape.num_weights for shape in shapes.body) * (stored + multiplied)
     takes_apart = ops != "cpu" or _has_factors(arch)  # other blocks go straight to panels
     unpacked = [format for format in arch.quantized if takes_apart or _block_type(format) is None]
@@ -162,4 +162,4 @@ def _has_factors(arch: ModelArch) -> bool:
 
 
 def _has_narrow_values(arch: ModelArch) -> bool:
-    return any(mixer.heads.num_unused for mixer in arch.plain_attentions)
+    return any(mixer.cached.num_unused for mixer in arch.plain_attentions)

@@ -25,21 +25,27 @@ from quire.config.layers.mixers import (
 )
 from quire.config.layers.recurrent_mixers import (
     GatedDeltaSpec,
-    GateNorm,
     LightningSpec,
     Mamba2Spec,
     MambaSpec,
     RecurrentSpec,
     RgLruSpec,
     ShortConvSpec,
-    StepNorms,
 )
 from quire.config.memory.latent_shapes import latent_floats, latent_linears
 from quire.config.memory.linear_shape import LinearShape, Shape
+from quire.config.memory.recurrent_shapes import (
+    linear_attention_linears,
+    recurrent_floats,
+    recurrent_linears,
+    rg_lru_linears,
+)
 from quire.config.memory.stream_shapes import (
     num_copied,
     num_layer_embeddings,
     num_repeated,
+    num_sphere_parameters,
+    sphere_floats,
     stream_floats,
     stream_linears,
 )
@@ -74,13 +80,9 @@ def weight_shapes(arch: ModelArch) -> WeightShapes:
             f"{arch.source}: {arch.architecture} runs through transformers, so quire does not know the shapes of its "
             "products, nor what they cost. Take a model that quire has."
         )
-    names = arch.family.names
-    linears = Counter[tuple[tuple[int, ...], int]]()
-    for layer in arch.layers:
-        for mixer in layer.mixers:
-            linears.update(_MIXERS[type(mixer)](arch, mixer))
-        linears.update(_MLPS[layer.mlp.kind](arch, layer.mlp))
-        linears.update(_norm_gates(arch, layer))
+    passed = _layer_linears(arch)
+    arch = arch.with_weights
+    names, linears = arch.family.names, _layer_linears(arch)
     if arch.embedding_size != arch.hidden_size:
         linears.update([((arch.hidden_size,), arch.embedding_size), ((arch.embedding_size,), arch.hidden_size)])
     positions = 0 if names.positions is None else arch.max_position_embeddings + names.unused_positions
@@ -88,11 +90,15 @@ def weight_shapes(arch: ModelArch) -> WeightShapes:
         positions = arch.max_position_embeddings
     return WeightShapes(
         body=(
-            *(LinearShape(parts=parts, in_features=size, count=n) for (parts, size), n in linears.items()),
+            *(
+                LinearShape(parts=shape[0], in_features=shape[1], count=n, active=max(n, passed[shape]))
+                for shape, n in linears.items()
+            ),
             *_mixtures(arch),
             *_attention_experts(arch),
             *_index_weights(arch),
             *stream_linears(arch),
+            *_head_transform(arch),
         ),
         head=LinearShape(parts=(arch.vocab_size,), in_features=arch.embedding_size),
         table=arch.vocab_size * arch.embedding_size,
@@ -103,10 +109,27 @@ def weight_shapes(arch: ModelArch) -> WeightShapes:
     )
 
 
+def _layer_linears(arch: ModelArch) -> Counter[Shape]:
+    """Linear layers of all layers, but for those of experts."""
+    linears = Counter[Shape]()
+    for layer in arch.layers:
+        for mixer in layer.mixers:
+            linears.update(_MIXERS[type(mixer)](arch, mixer))
+        linears.update(_MLPS[layer.mlp.kind](arch, layer.mlp))
+        linears.update(_norm_gates(arch, layer))
+    return linears
+
+
+def _head_transform(arch: ModelArch) -> list[LinearShape]:
+    size = arch.hidden_size
+    return [] if arch.head_transform is None else [LinearShape(parts=(size,), in_features=size, count=1)]
+
+
 def num_parameters(arch: ModelArch) -> int:
     """Parameters of a model, tied ones counted once; exact for the families quire ships."""
     if arch.stored is not None:
         return arch.stored.num_parameters
+    arch = arch.with_weights
     shapes = weight_shapes(arch)
     head = 0 if shapes.is_tied else shapes.head.num_weights
     linears = sum(shape.count * shape.num_weights for shape in shapes.body)
@@ -115,6 +138,8 @@ def num_parameters(arch: ModelArch) -> int:
         - _num_made(arch)
         + _num_activation_parameters(arch)
         + _num_differences(arch)
+        + num_sphere_parameters(arch)
+        - sphere_floats(arch)
         + arch.scales.of_layers * arch.num_layers
     )
     return (
@@ -130,8 +155,10 @@ def num_parameters(arch: ModelArch) -> int:
 
 
 def _num_made(arch: ModelArch) -> int:
-    """Ones in place of weights that the norms of the checkpoint do not have."""
+    """Numbers that the checkpoint does not have: ones in place of weights of norms, and biases of gates, which it has
+    once for a head."""
     heads = 0 if arch.norms.has_weight and arch.norms.heads is not HeadNorms.UNIT_ROTATED else _num_head_norms(arch)
+    heads += sum(mixer.num_gates - mixer.heads.num_heads for mixer in _with_gate_biases(arch))
     heads += _num_value_norms(arch) + sum(mixer.head_size for mixer in compressions(arch)) + num_repeated(arch)
     return heads if arch.norms.has_weight else _num_norms(arch) * arch.hidden_size + heads
 
@@ -152,10 +179,9 @@ def _num_twice(arch: ModelArch) -> int:
 def _num_zeros(arch: ModelArch) -> int:
     """Numbers that fill up the weights of values narrower than keys."""
     of_key = arch.hidden_size + arch.attention_bias
-    return sum(
-        own.num_unused * (own.num_kv_heads * of_key + own.num_heads * arch.hidden_size)
-        for own in (mixer.heads for mixer in arch.plain_attentions)
-    )
+    read = sum(own.num_unused * own.num_kv_heads * of_key for own in (mixer.heads for mixer in arch.plain_attentions))
+    given = sum(own.num_unused * own.num_heads for own in (mixer.cached for mixer in arch.plain_attentions))
+    return read + given * arch.hidden_size
 
 
 def has_keys_twice(mixer: MixerSpec) -> bool:
@@ -179,7 +205,7 @@ def num_active_parameters(arch: ModelArch) -> int:
     """Parameters that one token meets: all of them, but for the experts that it is not sent to."""
     if arch.stored is not None:
         return arch.stored.num_parameters
-    idle = sum(shape.count * shape.num_weights - shape.num_active for shape in weight_shapes(arch).body)
+    idle = sum(max(0, shape.count * shape.num_weights - shape.num_active) for shape in weight_shapes(arch).body)
     for layer in arch.layers:
         experts = layer.mlp.experts
         if experts is not None and experts.has_bias:
@@ -208,6 +234,11 @@ def _gate(arch: ModelArch, mixer: AttentionSpec) -> Shape:
     return (size,) * heads if _gates_are_behind_queries(arch) else (mixer.num_gates,), arch.hidden_size
 
 
+def _with_gate_biases(arch: ModelArch) -> list[AttentionSpec]:
+    """Attention whose gates have biases: the checkpoint has a number for each head."""
+    return [mixer for mixer in arch.plain_attentions if mixer.num_gates and arch.family.names.gate_bias is not None]
+
+
 def _output(arch: ModelArch, own: Heads) -> Shape:
     return (arch.hidden_size,), own.query_size
 
@@ -221,6 +252,8 @@ def _attention(arch: ModelArch, mixer: MixerSpec) -> Counter[Shape]:
         return Counter([((2 * own.kv_size,), arch.hidden_size)])
     if mixer.reads is not None:
         return Counter([((own.query_size,), arch.hidden_size), _output(arch, own)])
+    if mixer.biases_keys:
+        return Counter(_biased(arch, own, mixer.cached))
     more = [_gate(arch, mixer)] if mixer.num_gates else []
     if mixer.blocks is not None:
         index = mixer.blocks
@@ -228,15 +261,23 @@ def _attention(arch: ModelArch, mixer: MixerSpec) -> Counter[Shape]:
     return Counter([_qkv(arch, own), _output(arch, own), *more])
 
 
+def _biased(arch: ModelArch, own: Heads, cached: Heads) -> list[Shape]:
+    """Of attention whose keys have biases; its output reads zeros, too."""
+    products = [((size,), arch.hidden_size) for size in _qkv(arch, own)[0]]
+    return [*products, ((own.num_kv_heads,), own.kv_size), _output(arch, cached)]
+
+
 def _shared_block(arch: ModelArch, own: Heads, shared: SharedBlock) -> Counter[Shape]:
     """What the layer has of its own, and the block itself with the first of its layers."""
     size, inner, rank = arch.hidden_size, shared.intermediate_size, shared.rank
     qkv = _qkv(arch, own)[0]
-    shapes = Counter[Shape]([((size,), size), ((rank,), size), ((2 * inner,), rank)])
+    shapes = Counter[Shape]([((size,), size)])
+    if rank:
+        shapes.update([((rank,), size), ((2 * inner,), rank)])
     if shared.adapts_attention:
         shapes.update([shape for features in qkv for shape in (((rank,), 2 * size), ((features,), rank))])
     if shared.is_first:
-        shapes.update([(qkv, 2 * size), _output(arch, own), ((2 * inner,), size), ((size,), inner)])
+        shapes.update([(qkv, 2 * size), _output(arch, own), ((inner, inner), size), ((size,), inner)])
     return shapes
 
 
@@ -285,43 +326,17 @@ def indexers(arch: ModelArch) -> list[IndexerSpec]:
     return [indexer for indexer in found if indexer is not None]
 
 
-def _recurrent(arch: ModelArch, mixer: MixerSpec) -> Counter[Shape]:
-    assert isinstance(mixer, RecurrentSpec)
-    shapes = Counter[Shape]([((mixer.in_features,), arch.hidden_size), ((arch.hidden_size,), mixer.inner_size)])
-    if isinstance(mixer, MambaSpec):
-        derived = mixer.time_rank + 2 * mixer.state_size
-        shapes.update([((derived,), mixer.inner_size), ((mixer.inner_size,), mixer.time_rank)])
-    return shapes
-
-
-def _linear_attention(arch: ModelArch, mixer: MixerSpec) -> Counter[Shape]:
-    assert isinstance(mixer, (GatedDeltaSpec, LightningSpec))
-    shapes = Counter[Shape]([(mixer.in_parts, arch.hidden_size), ((arch.hidden_size,), mixer.inner_size)])
-    if isinstance(mixer, GatedDeltaSpec) and mixer.rank is not None:
-        shapes[(mixer.rank,), arch.hidden_size] += 2
-        shapes.update([((mixer.inner_size,), mixer.rank), ((mixer.num_times,), mixer.rank)])
-    return shapes
-
-
-def _rg_lru(arch: ModelArch, mixer: MixerSpec) -> Counter[Shape]:
-    assert isinstance(mixer, RgLruSpec)
-    shapes = Counter[Shape]({((mixer.width,), arch.hidden_size): 2})
-    shapes[(arch.hidden_size,), mixer.width] += 1
-    shapes[(mixer.block_size,) * 2, mixer.block_size] += mixer.num_blocks
-    return shapes
-
-
 _MIXERS: Mapping[type[MixerSpec], Callable[[ModelArch, MixerSpec], Counter[Shape]]] = MappingProxyType(
     {
         AttentionSpec: _attention,
         LatentAttentionSpec: latent_linears,
         CompressedAttentionSpec: _compressed,
-        MambaSpec: _recurrent,
-        Mamba2Spec: _recurrent,
-        ShortConvSpec: _recurrent,
-        GatedDeltaSpec: _linear_attention,
-        LightningSpec: _linear_attention,
-        RgLruSpec: _rg_lru,
+        MambaSpec: recurrent_linears,
+        Mamba2Spec: recurrent_linears,
+        ShortConvSpec: recurrent_linears,
+        GatedDeltaSpec: linear_attention_linears,
+        LightningSpec: linear_attention_linears,
+        RgLruSpec: rg_lru_linears,
     }
 )
 """The linear layers of a mixer, and how many it has of each."""
@@ -330,7 +345,7 @@ _MIXERS: Mapping[type[MixerSpec], Callable[[ModelArch, MixerSpec], Counter[Shape
 def _mixer_floats(arch: ModelArch, mixer: MixerSpec) -> int:
     """Numbers of a mixer that are kept in float32: biases, its own norms, and vectors of a recurrence."""
     if isinstance(mixer, RecurrentSpec):
-        return _recurrent_floats(arch, mixer)
+        return recurrent_floats(arch, mixer)
     if isinstance(mixer, CompressedAttentionSpec):
         return _compressed_floats(mixer)
     biases = arch.output_bias * arch.hidden_size
@@ -346,27 +361,11 @@ def _mixer_floats(arch: ModelArch, mixer: MixerSpec) -> int:
         biases += (arch.norms.attended is not None) * own.query_size
         biases += 2 * mixer.blocks.head_size if mixer.blocks else 0
         biases += mixer.cached.head_size if mixer.difference is not None else 0
+        biases += mixer.biases_keys * own.num_kv_heads * (1 + arch.attention_bias)
         gate = _gates_are_behind_queries(arch) * own.query_size
         features = own.query_size if mixer.reads is not None else sum(_qkv(arch, own)[0])
         return biases + arch.attention_bias * (features + gate) + mixer.has_sinks * own.num_heads
     return biases + latent_floats(arch, mixer)
-
-
-def _recurrent_floats(arch: ModelArch, mixer: RecurrentSpec) -> int:
-    if isinstance(mixer, LightningSpec):
-        return mixer.inner_size
-    if isinstance(mixer, GatedDeltaSpec):
-        return mixer.conv_channels * mixer.conv_width + mixer.num_value_heads + mixer.num_times + mixer.value_size
-    if isinstance(mixer, RgLruSpec):
-        return mixer.width * (mixer.conv_width + 6) + arch.hidden_size
-    floats = mixer.has_bias * (mixer.in_features + arch.hidden_size)
-    floats += mixer.conv_channels * (mixer.conv_width + mixer.has_conv_bias)
-    if isinstance(mixer, ShortConvSpec):
-        return floats
-    if isinstance(mixer, Mamba2Spec):
-        return floats + 3 * mixer.num_heads + mixer.inner_size * (mixer.norm is not GateNorm.NONE)
-    norms = mixer.time_rank + 2 * mixer.state_size if mixer.norms is StepNorms.WEIGHTED else 0
-    return floats + mixer.inner_size * (mixer.state_size + 2) + norms
 
 
 def _gated(arch: ModelArch, mlp: MlpSpec) -> list[Shape]:
@@ -447,20 +446,23 @@ def _expert_floats(arch: ModelArch, experts: ExpertsSpec) -> int:
 def _num_floats(arch: ModelArch) -> int:
     """Numbers of norms and biases, and of recurrent layers' vectors."""
     floats = sum(_mixer_floats(arch, mixer) for mixer in arch.mixers)
-    floats += stream_floats(arch)
+    floats += stream_floats(arch) + sphere_floats(arch)
     for layer in arch.layers:
         floats += 0 if layer.mlp.experts is None else _expert_floats(arch, layer.mlp.experts)
         floats += 0 if layer.mlp.beside is None else _beside_floats(arch, layer.mlp.beside)
         floats += (arch.norms.gated is not None) * layer.mlp.intermediate_size
+        floats += 0 if arch.scales.of_features is None else 2 * arch.hidden_size
         floats += layer.mlp.has_bias * sum(sum(parts) for parts, _ in _MLPS[layer.mlp.kind](arch, layer.mlp))
     norms = _num_norms(arch) * arch.hidden_size * (1 + arch.norms.has_bias)
     norms += _num_head_norms(arch) + _num_value_norms(arch)
-    return floats + arch.head_bias * arch.vocab_size + norms
+    if arch.head_transform is not None:
+        norms += arch.head_transform.has_bias * arch.hidden_size
+    return floats + arch.head_bias * arch.vocab_size + norms + sum(m.num_gates for m in _with_gate_biases(arch))
 
 
 def _num_norms(arch: ModelArch) -> int:
     """Norms over hidden states."""
-    ends = (arch.norms.embedding is not None) + (arch.norms.final is not None)
+    ends = sum(end is not None for end in (arch.norms.embedding, arch.norms.final, arch.head_transform))
     return ends + sum(_num_layer_norms(arch, layer) for layer in arch.layers)
 
 

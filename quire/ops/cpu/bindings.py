@@ -22,6 +22,7 @@ from quire.ops.cpu.attention.rotary import rope_and_cache
 from quire.ops.cpu.attention.selection import select_blocks, select_tokens, selected_attention
 from quire.ops.cpu.elementwise import (
     activate,
+    bias_keys,
     clip,
     gate,
     gated_activation,
@@ -73,6 +74,7 @@ OPS: MappingProxyType[str, Callable[..., object]] = MappingProxyType(
         "gate": gate,
         "gated_activation": gated_activation,
         "join_columns": join_columns,
+        "bias_keys": bias_keys,
         "pair_values": pair_values,
         "subtract_heads": subtract_heads,
         "multiply_columns": multiply_columns,

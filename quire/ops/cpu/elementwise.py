@@ -54,6 +54,13 @@ def pair_values(qkv: Tensor, num_heads: int, num_kv_heads: int) -> Tensor:
     return out
 
 
+def bias_keys(query: Tensor, key: Tensor, value: Tensor, times: Tensor, decay: Tensor, scale: float) -> Tensor:
+    """See `Ops.bias_keys`."""
+    out = empty((query.shape[0], elementwise.biased_size(query, key, times)), query.dtype)
+    run_or_note(partial(elementwise.fill_biased_keys, scale=scale), out, query, key, value, times, decay)
+    return out
+
+
 def subtract_heads(x: Tensor, factor: float) -> Tensor:
     """See `Ops.subtract_heads`."""
     out = empty((x.shape[0], x.shape[1] // 2), x.dtype)

@@ -13,6 +13,7 @@ from quire.ops.reference.attention import chunked_attention, paged_attention
 from quire.ops.reference.attention_experts import expert_outputs, expert_queries
 from quire.ops.reference.cache import allocate_kv_cache, copy_blocks, touch_blocks
 from quire.ops.reference.elementwise import (
+    bias_keys,
     gated_activation,
     join_columns,
     pair_values,
@@ -57,6 +58,7 @@ OPS: MappingProxyType[str, Callable[..., object]] = MappingProxyType(
         "gate": gate,
         "gated_activation": gated_activation,
         "join_columns": join_columns,
+        "bias_keys": bias_keys,
         "pair_values": pair_values,
         "subtract_heads": subtract_heads,
         "multiply_columns": multiply_columns,

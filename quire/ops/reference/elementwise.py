@@ -8,7 +8,13 @@ import torch
 from torch import Tensor
 
 from quire.config.layers.experts import ClampedGate
-from quire.ops.elementwise import fill_differences, fill_gated_activation, fill_pairs
+from quire.ops.elementwise import (
+    biased_size,
+    fill_biased_keys,
+    fill_differences,
+    fill_gated_activation,
+    fill_pairs,
+)
 
 
 def scale_add(x: Tensor, scale: float, residual: Tensor | None = None) -> Tensor:
@@ -33,6 +39,13 @@ def pair_values(qkv: Tensor, num_heads: int, num_kv_heads: int) -> Tensor:
     """See `Ops.pair_values`."""
     out = qkv.new_empty(qkv.shape[0], 2 * qkv.shape[1])
     fill_pairs(out, qkv, num_heads, num_kv_heads)
+    return out
+
+
+def bias_keys(query: Tensor, key: Tensor, value: Tensor, times: Tensor, decay: Tensor, scale: float) -> Tensor:
+    """See `Ops.bias_keys`."""
+    out = query.new_empty(query.shape[0], biased_size(query, key, times))
+    fill_biased_keys(out, query, key, value, times, decay, scale)
     return out
 
 

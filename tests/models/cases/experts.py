@@ -110,6 +110,35 @@ EXPERTS: dict[str, tuple[str, dict[str, Any]]] = {
             "intermediate_size": 50,
         },
     ),
+    "beam": ("beam", {}),
+    "beam-odd-heads": (
+        "beam",
+        {
+            "hidden_size": 60,
+            "num_attention_heads": 3,
+            "num_key_value_heads": 1,
+            "head_dim": 20,
+            "attention_bias": True,
+            "tie_word_embeddings": True,
+            "num_hidden_layers": 3,
+            "layer_types": None,
+            "mlp_layer_types": ["sparse"] * 3,
+            "norm_topk_prob": False,
+            "n_group": 1,
+            "topk_group": 1,
+            "final_logit_softcapping": None,
+        },
+    ),
+    "beam-rotations": (
+        "beam",
+        {
+            "sliding_window": 7,
+            "rope_parameters": {
+                "sliding_attention": None,
+                "full_attention": {"rope_type": "linear", "rope_theta": 5e3, "factor": 2.0},
+            },
+        },
+    ),
     "afmoe": ("afmoe", {}),
     "afmoe-odd-heads": (
         "afmoe",

@@ -1,0 +1,68 @@
+"""The tensors of recurrent layers, a part of `weight_shapes`."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from quire.config.arch import ModelArch
+from quire.config.layers.any_mixer import MixerSpec
+from quire.config.layers.recurrent_mixers import (
+    GatedDeltaSpec,
+    GateNorm,
+    LightningSpec,
+    Mamba2Spec,
+    MambaSpec,
+    RecurrentSpec,
+    RgLruSpec,
+    ShortConvSpec,
+    StepNorms,
+)
+from quire.config.memory.linear_shape import Shape
+
+
+def recurrent_linears(arch: ModelArch, mixer: MixerSpec) -> Counter[Shape]:
+    """Linear layers of mixers between one product in and one out, and how many there are of each."""
+    assert isinstance(mixer, RecurrentSpec)
+    shapes = Counter[Shape]([((mixer.in_features,), arch.hidden_size), ((arch.hidden_size,), mixer.inner_size)])
+    if isinstance(mixer, MambaSpec):
+        derived = mixer.time_rank + 2 * mixer.state_size
+        shapes.update([((derived,), mixer.inner_size), ((mixer.inner_size,), mixer.time_rank)])
+    return shapes
+
+
+def linear_attention_linears(arch: ModelArch, mixer: MixerSpec) -> Counter[Shape]:
+    """As `recurrent_linears`, of linear attention."""
+    assert isinstance(mixer, (GatedDeltaSpec, LightningSpec))
+    shapes = Counter[Shape]([(mixer.in_parts, arch.hidden_size), ((arch.hidden_size,), mixer.inner_size)])
+    if isinstance(mixer, GatedDeltaSpec) and mixer.rank is not None:
+        shapes[(mixer.rank,), arch.hidden_size] += 2
+        shapes.update([((mixer.inner_size,), mixer.rank), ((mixer.num_times,), mixer.rank)])
+    return shapes
+
+
+def rg_lru_linears(arch: ModelArch, mixer: MixerSpec) -> Counter[Shape]:
+    """As `recurrent_linears`, of an RG-LRU."""
+    assert isinstance(mixer, RgLruSpec)
+    shapes = Counter[Shape]({((mixer.width,), arch.hidden_size): 2})
+    shapes[(arch.hidden_size,), mixer.width] += 1
+    shapes[(mixer.block_size,) * 2, mixer.block_size] += mixer.num_blocks
+    return shapes
+
+
+def recurrent_floats(arch: ModelArch, mixer: RecurrentSpec) -> int:
+    """Numbers that are kept in float32: biases, norms, and vectors of the recurrence."""
+    if isinstance(mixer, LightningSpec):
+        return mixer.inner_size
+    if isinstance(mixer, GatedDeltaSpec):
+        return mixer.conv_channels * mixer.conv_width + mixer.num_value_heads + mixer.num_times + mixer.value_size
+    if isinstance(mixer, RgLruSpec):
+        return mixer.width * (mixer.conv_width + 6) + arch.hidden_size
+    has_out_bias = mixer.has_out_bias if isinstance(mixer, MambaSpec) else mixer.has_bias
+    floats = mixer.has_bias * mixer.in_features + has_out_bias * arch.hidden_size
+    floats += mixer.conv_channels * (mixer.conv_width + mixer.has_conv_bias)
+    if isinstance(mixer, ShortConvSpec):
+        return floats
+    if isinstance(mixer, Mamba2Spec):
+        return floats + 3 * mixer.num_heads + mixer.inner_size * (mixer.norm is not GateNorm.NONE)
+    norms = mixer.time_rank + 2 * mixer.state_size if mixer.norms is StepNorms.WEIGHTED else 0
+    return floats + mixer.inner_size * (mixer.state_size + 2) + norms
