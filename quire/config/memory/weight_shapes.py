@@ -50,6 +50,7 @@ from quire.config.memory.stream_shapes import (
 )
 from quire.errors import ConfigError
 
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightShapes:
     """All parameters of a model."""
