@@ -36,7 +36,3 @@ class LinearShape:
     def num_active(self) -> int:
         """Numbers of all layers that a token passes."""
         return self.num_weights * (self.count if self.active is None else self.active)
-
-
-Shape = tuple[tuple[int, ...], int]
-"""The parts and the input features of a linear layer."""
