@@ -1,5 +1,4 @@
-"""Beam: DeepSeek V3's experts behind gated attention, with norms on both sides, averages as hidden states, and windows
-that rotate, where other layers scale queries by their positions."""
+"""Beam: DeepSeek V3's experts and gated attention, averages as hidden states, and windows that alone rotate."""
 
 from collections.abc import Mapping
 from typing import Any
