@@ -350,7 +350,7 @@ TEST(routing_takes_the_best_and_the_lower_index_first) {
   routing.chosen_groups = routing.best_of_group = 2;
   CHECK(qr_route(chosen, weights, logits, nullptr, 1, 6, &routing) == QR_OK);
   CHECK(chosen[0] == 2 && chosen[1] == 4 && chosen[2] == 3 && chosen[3] == 5);  // groups 1 (3 + 2) and 2 (3 + 2)
-  routing.left_out = 2.5;
+  routing.left_out = 1.6;  // the scores of 2 and 3 are 1.46 and 1.75
   CHECK(qr_route(chosen, weights, logits, nullptr, 1, 6, &routing) == QR_OK);
   CHECK(chosen[0] == 2 && chosen[1] == 4 && chosen[2] == 0 && chosen[3] == 1);  // those left out, before the twos
 }
