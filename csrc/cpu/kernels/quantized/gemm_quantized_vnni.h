@@ -126,8 +126,7 @@ struct VnniPanel {
       const int64_t blocks = int64_t(uint64_t(x.groups) / Format::kGroups);
       for (int64_t block = 0; block < blocks; ++block) {
         const BlockCodes<Format> codes(NestedBlock<Format>(g, panel, x.groups, block));
-        const int64_t group = block * Format::kGroups;
-        each_tile(first_step(group), first_step(group + Format::kGroups), row_begin, row_end, sums,
+        each_tile(first_step(block * Format::kGroups), kNestedBlock / 64, row_begin, row_end, sums,
                   [&](auto rows, int64_t row, const auto& ahead, float* total) __attribute__((always_inline)) {
                     add_block<rows>(row, block, codes, ahead, total);
                   });
@@ -135,7 +134,7 @@ struct VnniPanel {
     } else {
       for (int64_t group = 0; group < x.groups; ++group) {
         const auto scales = GroupScales<Format>::of(g, panel, x.groups, group);
-        each_tile(first_step(group), first_step(group + 1), row_begin, row_end, sums,
+        each_tile(first_step(group), kSteps, row_begin, row_end, sums,
                   [&](auto rows, int64_t row, const auto& ahead, float* total) __attribute__((always_inline)) {
                     add_group<rows>(row, group, scales, ahead, total);
                   });
@@ -154,26 +153,26 @@ struct VnniPanel {
     return kSteps == 1 || last < x.steps ? last : x.steps;
   }
 
-  // Call body(rows of a tile, its first row, ahead, its sums), ahead(step) being what to fetch in a step. `step` is the
-  // first one of what is multiplied, `next` of what follows.
+  // Call body(rows of a tile, its first row, ahead, its sums), ahead(step) being what to fetch in a step, of `steps` from
+  // `first` on; groups that share one fetch their parts of the next.
   template <class Body>
-  __attribute__((always_inline)) void each_tile(int64_t step, int64_t next, int64_t row_begin, int64_t row_end,
+  __attribute__((always_inline)) void each_tile(int64_t first, int64_t steps, int64_t row_begin, int64_t row_end,
                                                 float* sums, const Body& body) const {
     constexpr int kRows = kTileRows<Format>;
     if (row_end - row_begin <= kRows) {
-      const auto twice = [&](int64_t at_step) __attribute__((always_inline)) {
-        return FetchTwice<Format>{at(at_step * kStepBytes + kPrefetchBytes), at(at_step * kStepBytes + kFarBytes)};
+      const auto twice = [&](int64_t step) __attribute__((always_inline)) {
+        return FetchTwice<Format>{at(step * kStepBytes + kPrefetchBytes), at(step * kStepBytes + kFarBytes)};
       };
       return with_rows<kRows>(row_end - row_begin,
                               [&](auto rows) __attribute__((always_inline)) { body(rows, row_begin, twice, sums); });
     }
-    const char* following = at(next * kStepBytes) - step * kStepBytes;
-    const auto half = [&](int64_t at_step) __attribute__((always_inline)) {
-      return FetchHalf<Format>{following + at_step * kStepBytes};
+    const char* next = at((first + steps) * kStepBytes);
+    const auto half = [&](int64_t step) __attribute__((always_inline)) {
+      return FetchHalf<Format>{next + (step - first) * kStepBytes};
     };
     const auto nothing = [](int64_t) __attribute__((always_inline)) { return FetchNothing(); };
     body(std::integral_constant<int, kRows>(), row_begin, half, sums);
-    following += FetchHalf<Format>::kBytes;
+    next += FetchHalf<Format>::kBytes;
     with_rows<kRows>(row_end - row_begin - kRows, [&](auto rows) __attribute__((always_inline)) {
       body(rows, row_begin + kRows, half, sums + kRows * kPanel);
     });
