@@ -61,7 +61,9 @@ ALLOWED = {
     "models/gemma4.py": {"_output_scale": "read from the checkpoint"},
     "layers/gated_recurrence.py": {"__init__": "read from the checkpoint"},
     "layers/embedding.py": {"__init__": "a number of the host, rounded when a model is loaded"},
-    "layers/experts.py": {"_token_table": "read from the checkpoint"},
+    "layers/attention.py": {"position_scales": "numbers of the host, made when a model is loaded"},
+    "layers/experts.py": {"_token_table": "read from the checkpoint", "__init__": "a number of the config"},
+    "models/dory.py": {"_multiplied": "read from the checkpoint"},
 }
 """File -> function -> why it may."""
 LOADING = ("layers/quantization/",)
