@@ -125,7 +125,7 @@ def fill_biased_keys(
         narrow = part.view(tokens, -1, size)
         heads[:, first : first + narrow.shape[1], :size] = narrow
     heads[:, :num_heads, size : size + 2] = 1.0 / scale
-    exact = scale * torch.tensor(1.0 / scale, dtype=out.dtype).item()
+    exact = scale * torch.tensor(1.0 / scale, dtype=out.dtype).item()  # a query's number is rounded
     room = torch.zeros(tokens, round_up(count, VECTOR))
     room[:, :count] = times
     room[:, :count] = F.softplus(room)[:, :count].mul_(decay)

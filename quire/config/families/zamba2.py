@@ -52,8 +52,7 @@ def check_tied(keys: ConfigKeys) -> None:
         keys.refuse("tie_word_embeddings", False, "must be true: without it, transformers shares no blocks either")
 
 
-def attends(keys: ConfigKeys, recurrent: Sequence[RecurrentSpec | None]) -> tuple[bool, ...]:
-    """Layers that read a shared block."""
+def _attends(keys: ConfigKeys, recurrent: Sequence[RecurrentSpec | None]) -> tuple[bool, ...]:
     return are_hybrid(keys)
 
 
@@ -110,7 +109,7 @@ SPEC = FamilySpec(
     derived=_derived,
     refused={"use_long_context": "does not stretch the rotation of this family. Set it to false."},
     recurrent=zamba2_layers,
-    attends=attends,
+    attends=_attends,
     shared=_shared,
     rotated=_rotated,
     norms=Norms(final="final_layernorm"),

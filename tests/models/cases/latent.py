@@ -6,6 +6,20 @@ from typing import Any
 
 from tests.models.cases.rotations import rope
 
+_ODD_SIZES = {
+    "hidden_size": 60,
+    "num_attention_heads": 3,
+    "num_key_value_heads": 3,
+    "kv_lora_rank": 19,
+    "qk_nope_head_dim": 5,
+    "qk_rope_head_dim": 6,
+    "v_head_dim": 7,
+    "index_n_heads": 17,
+    "index_head_dim": 12,
+    "index_topk": 5,
+}
+"""Of layers with an indexer."""
+
 LATENT: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral4": ("mistral4", {}),
     "mistral4-groups": (
@@ -76,16 +90,7 @@ LATENT: dict[str, tuple[str, dict[str, Any]]] = {
     "axk2-odd-sizes": (
         "axk2",
         {
-            "hidden_size": 60,
-            "num_attention_heads": 3,
-            "num_key_value_heads": 3,
-            "kv_lora_rank": 19,
-            "qk_nope_head_dim": 5,
-            "qk_rope_head_dim": 6,
-            "v_head_dim": 7,
-            "index_n_heads": 17,
-            "index_head_dim": 12,
-            "index_topk": 5,
+            **_ODD_SIZES,
             "gated_norm_rank": 9,
             "n_group": None,
             "topk_group": None,
@@ -158,16 +163,7 @@ LATENT: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek-v32-odd-sizes": (
         "deepseek_v32",
         {
-            "hidden_size": 60,
-            "num_attention_heads": 3,
-            "num_key_value_heads": 3,
-            "kv_lora_rank": 19,
-            "qk_nope_head_dim": 5,
-            "qk_rope_head_dim": 6,
-            "v_head_dim": 7,
-            "index_n_heads": 17,
-            "index_head_dim": 12,
-            "index_topk": 5,
+            **_ODD_SIZES,
             "attention_bias": True,
             "tie_word_embeddings": True,
         },
