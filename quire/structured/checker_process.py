@@ -27,13 +27,11 @@ from quire.structured.backend import GrammarBackend, Masks, Matcher, grammar_of,
 from quire.structured.checker_protocol import Answer, Check, Frames, Start, Verdict, frame
 from quire.structured.json_schema import JsonSchema, parse_json
 from quire.structured.params import StructuredOutputsParams
-from quire.utils.process import cpu_seconds, memory_status
+from quire.utils.process import memory_status
 from quire.utils.threads import start_essential
 
-WALL_S = 0.95
-"""Seconds after which a check that has had its share of the processors is given up."""
-MAX_WALL_S = 10.0
-"""Seconds after which it is given up even if it had hardly any."""
+WALL_S = 10.0
+"""Seconds after which a check is given up that could not compute as long as it may, for others have the processors."""
 MEMORY_BYTES = 1 << 29
 """Beside what this process has."""
 STACK_BYTES = 1 << 20
@@ -52,8 +50,6 @@ class _Child:
     check_id: int
     pid: int
     pipe: int
-    until: float
-    """When to look whether it goes on."""
     given_up_at: float
     limit_s: float
     """Seconds of computing."""
@@ -91,25 +87,20 @@ class CheckerProcess:
                         self._take(body)
                 elif key.fd in self._children:
                     self._hear(self._children[key.fd])
-            now = time.monotonic()
-            for child in [child for child in self._children.values() if child.until <= now]:
-                self._prolong_or_kill(child, now)
+            self._give_up(time.monotonic())
             while self._waiting and len(self._children) < MAX_AT_ONCE:
                 self._fork(self._waiting.popleft())
 
-    def _prolong_or_kill(self, child: _Child, now: float) -> None:
-        """Where others have the processors, a check that could not compute yet goes on."""
-        used = cpu_seconds(child.pid)
-        if used is not None and used < child.limit_s / 2 and now < child.given_up_at:
-            child.until = min(now + WALL_S, child.given_up_at)
-            return
-        os.kill(child.pid, signal.SIGKILL)
-        self._end(child)
+    def _give_up(self, now: float) -> None:
+        """End the children whose time is up."""
+        for child in [child for child in self._children.values() if child.given_up_at <= now]:
+            os.kill(child.pid, signal.SIGKILL)
+            self._end(child)
 
     def _patience(self) -> float | None:
         if not self._children:
             return None
-        return max(0.0, min(child.until for child in self._children.values()) - time.monotonic())
+        return max(0.0, min(child.given_up_at for child in self._children.values()) - time.monotonic())
 
     def _take(self, body: bytes) -> None:
         if self._backend is None:
@@ -130,8 +121,7 @@ class CheckerProcess:
             os.close(reading)
             self._be_child(check, writing)
         os.close(writing)
-        now = time.monotonic()
-        child = _Child(check.check_id, pid, reading, now + WALL_S, now + MAX_WALL_S, check.limit_s)
+        child = _Child(check.check_id, pid, reading, time.monotonic() + WALL_S, check.limit_s)
         self._children[reading] = child
         self._selector.register(reading, selectors.EVENT_READ)
 

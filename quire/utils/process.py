@@ -60,15 +60,6 @@ def thread_states(pid: int) -> str:
     return states
 
 
-def cpu_seconds(pid: int) -> float | None:
-    """Seconds of CPU that a process has used, in steps of a hundredth or so; None where the system does not say."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-    except (OSError, IndexError, ValueError):
-        return None
-
-
 def num_storage_bytes() -> int:
     """Bytes that this process has had read from storage or will have written to it; 0 where the system does not say.
 

@@ -15,7 +15,7 @@ import pytest
 from quire.engine.front.input_processor import CHECKER
 from quire.errors import EngineUnavailable, InvalidParameter, RequestError
 from quire.structured.checker import GrammarChecker
-from quire.structured.checker_process import MAX_WALL_S, WALL_S, CheckerProcess, _Child
+from quire.structured.checker_process import WALL_S, CheckerProcess, _Child
 from quire.structured.checker_protocol import CPU_S, Answer, Frames
 from quire.structured.params import StructuredOutputsParams
 
@@ -71,23 +71,24 @@ def test_poison_is_answered_soon_and_with_its_reason(checker: GrammarChecker, na
     began_at = time.monotonic()
     with pytest.raises(RequestError) as caught:
         checker.check(StructuredOutputsParams(**fields))
-    assert time.monotonic() - began_at < MAX_WALL_S + SLACK_S
+    assert time.monotonic() - began_at < WALL_S + SLACK_S
     assert part in caught.value.message
     assert len(caught.value.message) < 600
     assert str(caught.value.fields["parameter"]).startswith("structured_outputs")
     assert checker.check(StructuredOutputsParams(regex="after")).text
 
 
-def test_a_check_that_gets_no_processor_goes_on_for_a_while() -> None:
+def test_a_check_that_gets_no_processor_is_given_up_in_the_end() -> None:
     (source, sink), (pipe, written) = os.pipe(), os.pipe()
     process = CheckerProcess(source, sink, lambda: None)
     idle = os.posix_spawn("/bin/sleep", ["sleep", "60"], {})
-    child = _Child(check_id=7, pid=idle, pipe=pipe, until=0.0, given_up_at=MAX_WALL_S, limit_s=CPU_S)
+    child = _Child(check_id=7, pid=idle, pipe=pipe, given_up_at=WALL_S, limit_s=CPU_S)
     process._children[pipe] = child
     process._selector.register(pipe, selectors.EVENT_READ)
-    process._prolong_or_kill(child, WALL_S)
-    assert child.until == 2 * WALL_S
-    process._prolong_or_kill(child, MAX_WALL_S)
+    process._give_up(0.9 * WALL_S)
+    assert pipe in process._children
+    process._give_up(WALL_S)
+    assert not process._children
     (body,) = Frames().feed(os.read(source, 4096))
     answer = msgspec.msgpack.decode(body, type=Answer)
     assert (answer.check_id, answer.verdict.is_final) == (7, False)
