@@ -20,7 +20,7 @@ extern "C" {
 #endif
 
 #define QR_API __attribute__((visibility("default")))
-#define QR_ABI_VERSION 18
+#define QR_ABI_VERSION 19
 
 enum {
   QR_OK = 0,
@@ -45,16 +45,17 @@ typedef enum {
 } qr_dtype;
 typedef enum { QR_NONE = 0, QR_SILU = 1, QR_GELU = 2, QR_GELU_TANH = 3, QR_RELU = 4, QR_RELU2 = 5 } qr_activation;
 typedef enum { QR_INT8 = 1, QR_INT4 = 2, QR_LEVELS = 3, QR_FLOAT8 = 4, QR_INT5 = 5, QR_INT6 = 6 } qr_format;
-/* A library has those of one kind of processor: the first four (x86-64) or the last three (64-bit ARM; QR_NEON_BF16 has
+/* A library has those of one kind of processor: the first five (x86-64) or the last three (64-bit ARM; QR_NEON_BF16 has
  * the matrix products of bytes, i8mm, too). */
 typedef enum {
   QR_AVX2 = 1,
   QR_AVX512 = 2,
-  QR_AVX512_BF16 = 3,
-  QR_AMX = 4,
-  QR_NEON = 5,
-  QR_NEON_DOTPROD = 6,
-  QR_NEON_BF16 = 7
+  QR_AVX512_VNNI = 3,
+  QR_AVX512_BF16 = 4,
+  QR_AMX = 5,
+  QR_NEON = 6,
+  QR_NEON_DOTPROD = 7,
+  QR_NEON_BF16 = 8
 } qr_isa;
 
 /* ---- start-up ---- */

@@ -78,7 +78,7 @@ static bool is_wanted(const char* name, char** words) {
 }
 
 int main(int argc, char** argv) {
-  const char* names[] = {"", "avx2", "avx512", "avx512_bf16", "amx", "neon", "neon_dotprod", "neon_bf16"};
+  const char* names[] = {"", "avx2", "avx512", "avx512_vnni", "avx512_bf16", "amx", "neon", "neon_dotprod", "neon_bf16"};
   int32_t isa = qr_best_isa();
   for (int32_t i = 1; argc > 1 && i <= QR_NEON_BF16; ++i)
     if (std::strcmp(argv[1], names[i]) == 0) isa = i;

@@ -1,8 +1,7 @@
-// What AVX512-BF16 and VNNI add to AVX-512.
+// What AVX512-BF16 adds to AVX512-VNNI.
 #include "../kernels/attention/attention_bf16.h"
 #include "../kernels/gemm/gemm_bf16_compact.h"
 #include "../kernels/quantized/gemm_float8_bf16.h"
-#include "../kernels/quantized/gemm_quantized.h"
 #include "../kernels/norm.h"
 #include "../kernels/rotary.h"
 
@@ -13,7 +12,6 @@ void fill_avx512_bf16(Kernels& kernels) {
   kernels.gemm_bf16 = bf16_gemm();
   kernels.gemm_bf16_compact = compact_gemm();
   kernels.gemm_float8 = float8_bf16_gemm();
-  fill_quantized<QuantizedMicro>(kernels);
   kernels.rms_norm = rms_norm;
   kernels.layer_norm = layer_norm;
   kernels.rope_and_cache = rope_and_cache;

@@ -76,7 +76,8 @@ int32_t probe() {
   if (!zmm || !bit(seven.ebx, 16) || !bit(seven.ebx, 17) || !bit(seven.ebx, 30) || !bit(seven.ebx, 31)) return QR_AVX2;
   const uint32_t subleaves = seven.eax;
   const bool bf16 = subleaves >= 1 && bit(Cpuid(7, 1).eax, 5), vnni = bit(seven.ecx, 11);
-  if (!bf16 || !vnni) return QR_AVX512;
+  if (!vnni) return QR_AVX512;
+  if (!bf16) return QR_AVX512_VNNI;
   const bool vbmi = bit(seven.ecx, 1);
   const bool amx = bit(seven.edx, 22) && bit(seven.edx, 24) && bit(seven.edx, 25);  // bf16, tile, int8
   if (!tiles || !amx || !vbmi || !survives_amx() || !request_tiles()) return QR_AVX512_BF16;
@@ -88,6 +89,7 @@ const int32_t kFirstIsa = QR_AVX2;
 void fill(Kernels& kernels, int32_t isa) {
   fill_avx2(kernels);
   if (isa >= QR_AVX512) fill_avx512(kernels);
+  if (isa >= QR_AVX512_VNNI) fill_avx512_vnni(kernels);
   if (isa >= QR_AVX512_BF16) fill_avx512_bf16(kernels);
   if (isa >= QR_AMX) fill_amx(kernels);
 }

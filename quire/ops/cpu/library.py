@@ -18,12 +18,12 @@ from quire import envs
 from quire.errors import ConfigError, EngineError
 from quire.platforms.cores import usable_cores
 
-ABI_VERSION: Final = 18
+ABI_VERSION: Final = 19
 FILE_NAME: Final = "libquire_cpu.so"
 BUILT_FOR: Final = (("Linux", "x86_64"), ("Linux", "aarch64"))
 """System and processor, as `platform` and CMakeLists.txt name them."""
 BUILD_COMMAND: Final = "cmake -S . -B build/native -G Ninja && cmake --build build/native"
-X86_ISAS: Final = ("avx2", "avx512", "avx512_bf16", "amx")
+X86_ISAS: Final = ("avx2", "avx512", "avx512_vnni", "avx512_bf16", "amx")
 ARM_ISAS: Final = ("neon", "neon_dotprod", "neon_bf16")
 ISA_NAMES: Final = ("none", *X86_ISAS, *ARM_ISAS)
 """By `qr_isa`."""

@@ -258,7 +258,7 @@ void multiply_panel(const GemmArgs& g, const QuantizedRows<Format::kGroup>& x, i
                     int64_t panel, float* sums) {
   constexpr int kInOrder = RowsInOrder<Format>::kMostRows;
   if constexpr (kInOrder > 0)
-    if (row_end - row_begin <= kInOrder)
+    if (row_end - row_begin <= kInOrder && gains_by_order())
       return with_rows<kInOrder>(row_end - row_begin, [&](auto rows) {
         RowsInOrder<Format>(g, x, panel).template multiply<rows>(row_begin, sums);
       });
