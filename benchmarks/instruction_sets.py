@@ -26,7 +26,7 @@ DENSE = ("bfloat16", "float32", "float16")
 
 def instruction_sets() -> list[int]:
     """From the lowest to the best of this machine, as `qr_init` numbers them."""
-    return list(range(1, int(library.load().qr_best_isa()) + 1))
+    return [library.ISA_NAMES.index(name) for name in library.isas()]
 
 
 def use(instruction_set: int) -> None:

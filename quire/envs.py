@@ -53,7 +53,7 @@ VARIABLES: dict[str, Variable] = {
         help="Keys that a server without --api-key demands, separated by commas; a client without one sends the first.",
     ),
     "QUIRE_CPU_ISA": Variable(
-        parse=_choice("auto", "avx2", "avx512", "avx512_vnni", "avx512_bf16", "amx", "neon", "neon_dotprod", "neon_bf16"),
+        parse=_choice("auto", "avx2", "avx_vnni", "avx512", "avx512_vnni", "avx512_bf16", "amx", "neon", "neon_dotprod", "neon_bf16"),
         default="auto",
         help="Force a lower instruction set for the native CPU kernels.",
     ),

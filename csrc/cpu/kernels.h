@@ -545,6 +545,7 @@ struct Kernels {
 
 // Filled by the isa/*.cpp files: of x86-64, and of ARM.
 void fill_avx2(Kernels& kernels);
+void fill_avx_vnni(Kernels& kernels);
 void fill_avx512(Kernels& kernels);
 void fill_avx512_vnni(Kernels& kernels);
 void fill_avx512_bf16(Kernels& kernels);

@@ -45,17 +45,18 @@ typedef enum {
 } qr_dtype;
 typedef enum { QR_NONE = 0, QR_SILU = 1, QR_GELU = 2, QR_GELU_TANH = 3, QR_RELU = 4, QR_RELU2 = 5 } qr_activation;
 typedef enum { QR_INT8 = 1, QR_INT4 = 2, QR_LEVELS = 3, QR_FLOAT8 = 4, QR_INT5 = 5, QR_INT6 = 6 } qr_format;
-/* A library has those of one kind of processor: the first five (x86-64) or the last three (64-bit ARM; QR_NEON_BF16 has
+/* A library has those of one kind of processor: the first six (x86-64) or the last three (64-bit ARM; QR_NEON_BF16 has
  * the matrix products of bytes, i8mm, too). */
 typedef enum {
   QR_AVX2 = 1,
-  QR_AVX512 = 2,
-  QR_AVX512_VNNI = 3,
-  QR_AVX512_BF16 = 4,
-  QR_AMX = 5,
-  QR_NEON = 6,
-  QR_NEON_DOTPROD = 7,
-  QR_NEON_BF16 = 8
+  QR_AVX_VNNI = 2, /* which processors with AVX-512 may lack; all others have those before them, too */
+  QR_AVX512 = 3,
+  QR_AVX512_VNNI = 4,
+  QR_AVX512_BF16 = 5,
+  QR_AMX = 6,
+  QR_NEON = 7,
+  QR_NEON_DOTPROD = 8,
+  QR_NEON_BF16 = 9
 } qr_isa;
 
 /* ---- start-up ---- */
@@ -63,13 +64,13 @@ typedef enum {
 /* QR_ABI_VERSION of the library. */
 QR_API int32_t qr_abi_version(void);
 
-/* The best qr_isa that this machine and its operating system run, 0 if none. Each is what the system reports
- * first (CPUID and XGETBV; HWCAP or sysctl); AMX is also executed once in a child process, since kernels and
- * hypervisors exist that advertise it and then fault. */
-QR_API int32_t qr_best_isa(void);
+/* What this machine and its operating system run: the bit 1 << isa of each qr_isa, 0 if none; the highest is the best.
+ * Each is what the system reports first (CPUID and XGETBV; HWCAP or sysctl); AMX is also executed once in a child process,
+ * since kernels and hypervisors exist that advertise it and then fault. */
+QR_API uint32_t qr_isas(void);
 
-/* Choose the instruction set (0: the best; QR_EUNSUPPORTED above the best and of another processor) and the number of threads (1 to 512, the
- * calling one included) of every thread that has set no number of its own; this one forgets its own. May be called
+/* Choose the instruction set (0: the best; QR_EUNSUPPORTED if it is none of qr_isas) and the number of threads (1 to 512,
+ * the calling one included) of every thread that has set no number of its own; this one forgets its own. May be called
  * again, also while kernels run: each goes on as it began. */
 QR_API int32_t qr_init(int32_t isa, int32_t num_threads);
 

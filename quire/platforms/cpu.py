@@ -15,7 +15,7 @@ from quire.platforms.platform import Platform
 
 BLOCK_SIZE = 32
 """Matrix tiles on CPU are 32 tokens deep."""
-X86_FLAGS = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "amx_int8")
+X86_FLAGS = ("avx2", "avx_vnni", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "amx_int8")
 ARM_FLAGS = ("asimd", "asimddp", "bf16", "i8mm", "sve")
 ISA_FLAGS = X86_FLAGS + ARM_FLAGS
 

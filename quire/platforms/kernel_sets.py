@@ -32,7 +32,9 @@ class KernelSet:
 KERNEL_SETS: Mapping[str, KernelSet] = MappingProxyType(
     {
         "avx2": KernelSet(("widened to float32, FMA", "vpmaddubsw", "vpmaddubsw"), (0.81, 0.86, 0.73)),
+        "avx_vnni": KernelSet(("widened to float32, FMA", "vpdpbusd", "vpdpbusd"), (0.81, None, None)),
         "avx512": KernelSet(("widened to float32, FMA", "vpmaddubsw", "vpmaddubsw"), (0.95, None, None)),
+        "avx512_vnni": KernelSet(("widened to float32, FMA", "vpdpbusd", "vpdpbusd"), (0.95, None, None)),
         "avx512_bf16": KernelSet(("vdpbf16ps, weights in 12 bits", "vpdpbusd", "vpdpbusd"), (0.95, 0.8, 0.8)),
         "amx": KernelSet(("tiles (tdpbf16ps), weights in 12 bits", "vpdpbusd", "vpdpbusd"), (0.88, 0.87, 0.79)),
         "neon": KernelSet(("widened to float32, FMA", "widened to 16 bits", "widened to 16 bits")),

@@ -23,7 +23,7 @@ from quire.ops.cpu.products.packing import pack_linear
 from quire.ops.operands import LinearWeight
 from tests.ops.implementations import rand
 
-LOWER = library.isas_up_to(library.isa())
+RUNS = library.isas()
 
 
 def in_child(code: str, **environment: str) -> str:
@@ -39,13 +39,13 @@ def weight() -> LinearWeight:
     return pack_linear([rand(300, 200)], dtype=torch.bfloat16)
 
 
-@pytest.mark.parametrize("isa", LOWER)
+@pytest.mark.parametrize("isa", RUNS)
 def test_a_lower_instruction_set_can_be_forced(isa: str) -> None:
     code = "from quire.ops.cpu import library; print(library.isa())"
     assert in_child(code, QUIRE_CPU_ISA=isa) == isa
 
 
-@pytest.mark.parametrize("isa", LOWER)
+@pytest.mark.parametrize("isa", RUNS)
 def test_every_instruction_set_computes_the_same_within_rounding(isa: str) -> None:
     code = (
         "import torch; from quire.ops.cpu.products.gemm import linear;"
@@ -70,27 +70,43 @@ def test_a_machine_that_has_no_kernels_is_not_told_to_build_them(monkeypatch: py
 
 def test_an_instruction_set_beyond_the_machine_is_refused_with_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QUIRE_CPU_ISA", "amx")
-    reason = library._wanted_isa(1)
-    assert isinstance(reason, str)
-    assert "avx2" in reason
+    reason = library._wanted_isa(("avx2", "avx_vnni"))
+    assert reason == "QUIRE_CPU_ISA=amx is not among what this machine runs: avx2, avx_vnni"
+
+
+def test_an_instruction_set_that_a_better_one_does_not_contain_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QUIRE_CPU_ISA", "avx_vnni")
+    assert isinstance(library._wanted_isa(("avx2", "avx512")), str)
+
+
+def test_the_best_instruction_set_is_taken_and_known_to_the_library() -> None:
+    assert RUNS == tuple(sorted(RUNS, key=library.ISA_NAMES.index))
+    assert in_child("from quire.ops.cpu import library; print(library.isa())", QUIRE_CPU_ISA="auto") == RUNS[-1]
+
+
+@pytest.mark.parametrize("isa", library.ISA_NAMES[1:])
+def test_the_library_refuses_what_the_machine_does_not_run(isa: str) -> None:
+    number = library.ISA_NAMES.index(isa)
+    status = in_child(f"from quire.ops.cpu import library; print(library.load().qr_init({number}, 1))")
+    assert int(status) == (0 if isa in RUNS else library.UNSUPPORTED)
 
 
 @pytest.mark.parametrize("isa", library.X86_ISAS)
 def test_an_instruction_set_of_another_kind_of_processor_is_refused(isa: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QUIRE_CPU_ISA", isa)
-    best = library.ISA_NAMES.index("neon_dotprod")
-    assert library._wanted_isa(best) == f"QUIRE_CPU_ISA={isa} is not among what this machine runs: neon, neon_dotprod"
+    runs = ("neon", "neon_dotprod")
+    assert library._wanted_isa(runs) == f"QUIRE_CPU_ISA={isa} is not among what this machine runs: neon, neon_dotprod"
 
 
 def test_a_lower_instruction_set_of_arm_can_be_forced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QUIRE_CPU_ISA", "neon")
-    assert library._wanted_isa(library.ISA_NAMES.index("neon_bf16")) == library.ISA_NAMES.index("neon")
+    assert library._wanted_isa(("neon", "neon_bf16")) == library.ISA_NAMES.index("neon")
 
 
 def test_an_unknown_name_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QUIRE_CPU_ISA", "sse9")
     with pytest.raises(ConfigError, match="QUIRE_CPU_ISA"):
-        library._wanted_isa(4)
+        library._wanted_isa(("avx2",))
 
 
 def test_asking_whether_kernels_run_imports_no_torch() -> None:

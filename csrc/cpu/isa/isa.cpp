@@ -11,9 +11,16 @@ Kernels tables[kNumIsas];  // by qr_isa; each is written once, so that choosing 
 std::atomic<const Kernels*> in_use{nullptr};
 std::atomic<int32_t> isa_in_use{0};
 
-bool fill_tables(int32_t best) {
-  for (int32_t isa = kFirstIsa; isa <= best; ++isa) fill(tables[isa], isa);
+bool fill_tables() {
+  for (int32_t isa = 0; isa < kNumIsas; ++isa)
+    if ((qr_isas() & bit_of(isa)) != 0) fill(tables[isa], isa);
   return true;
+}
+
+int32_t best_isa() {
+  int32_t best = kNumIsas - 1;
+  while (best > 0 && (qr_isas() & bit_of(best)) == 0) --best;
+  return best;
 }
 
 }  // namespace
@@ -26,17 +33,16 @@ extern "C" {
 
 int32_t qr_abi_version(void) { return QR_ABI_VERSION; }
 
-int32_t qr_best_isa(void) {
-  static const int32_t best = qr::probe();
-  return best;
+uint32_t qr_isas(void) {
+  static const uint32_t isas = qr::probe();
+  return isas;
 }
 
 int32_t qr_init(int32_t isa, int32_t num_threads) {
-  const int32_t best = qr_best_isa();
-  if (isa == 0) isa = best;
-  if (isa < qr::kFirstIsa || isa > best) return QR_EUNSUPPORTED;
+  if (isa == 0) isa = qr::best_isa();
+  if (isa < 0 || isa >= qr::kNumIsas || (qr_isas() & qr::bit_of(isa)) == 0) return QR_EUNSUPPORTED;
   if (!qr::is_num_threads(num_threads)) return QR_EINVAL;
-  static const bool filled = qr::fill_tables(best);
+  static const bool filled = qr::fill_tables();
   (void)filled;
   qr::isa_in_use.store(isa);
   qr::in_use.store(&qr::tables[isa], std::memory_order_release);

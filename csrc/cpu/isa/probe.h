@@ -7,12 +7,11 @@
 
 namespace qr {
 
-// The best qr_isa of this machine, 0 if none.
-int32_t probe();
+// What this machine runs, as qr_isas tells it.
+uint32_t probe();
 
-// The first of the instruction sets that this library has; the others follow, each a superset of the one before.
-extern const int32_t kFirstIsa;
 constexpr int32_t kNumIsas = QR_NEON_BF16 + 1;
+constexpr uint32_t bit_of(int32_t isa) { return 1u << isa; }
 
 // The kernels of one.
 void fill(Kernels& kernels, int32_t isa);

@@ -36,13 +36,13 @@ Features features() {
 
 }  // namespace
 
-int32_t probe() {
+uint32_t probe() {
   const Features has = features();
-  if (!has.dotprod) return QR_NEON;
-  return has.bf16 && has.i8mm ? QR_NEON_BF16 : QR_NEON_DOTPROD;
+  uint32_t isas = bit_of(QR_NEON);
+  if (has.dotprod) isas |= bit_of(QR_NEON_DOTPROD);
+  if (has.dotprod && has.bf16 && has.i8mm) isas |= bit_of(QR_NEON_BF16);
+  return isas;
 }
-
-const int32_t kFirstIsa = QR_NEON;
 
 void fill(Kernels& kernels, int32_t isa) {
   fill_neon(kernels);

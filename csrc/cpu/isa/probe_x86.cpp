@@ -34,6 +34,15 @@ uint64_t xgetbv() {
 constexpr int kArchRequestPermission = 0x1023;  // ARCH_REQ_XCOMP_PERM
 constexpr int kTileData = 18;                   // XFEATURE_XTILEDATA
 
+// Whether kernels for AVX-VNNI run: in their own encoding, or in that of AVX512-VNNI, in which tests may have them.
+bool has_avx_vnni([[maybe_unused]] bool vex, [[maybe_unused]] bool evex) {
+#if defined(QR_EVEX)
+  return evex;
+#else
+  return vex;
+#endif
+}
+
 bool request_tiles() { return syscall(SYS_arch_prctl, kArchRequestPermission, kTileData) == 0; }
 
 // Run AMX once in a child, because flags are not enough: hosts exist whose guests fault. The child is cloned without
@@ -64,30 +73,35 @@ bool survives_amx() {
 
 }  // namespace
 
-int32_t probe() {
+uint32_t probe() {
   if (__get_cpuid_max(0, nullptr) < 7) return 0;
-  Cpuid one(1, 0), seven(7, 0);
-  const bool osxsave = bit(one.ecx, 27);
+  const Cpuid one(1, 0), seven(7, 0);
+  const Cpuid more(7, seven.eax >= 1 ? 1 : 0);
+  const bool has_more = seven.eax >= 1, osxsave = bit(one.ecx, 27);
   const uint64_t enabled = osxsave ? xgetbv() : 0;
   const bool ymm = (enabled & 0x6) == 0x6, zmm = (enabled & 0xe6) == 0xe6, tiles = (enabled & 0x60000) == 0x60000;
   const bool fma = bit(one.ecx, 12), f16c = bit(one.ecx, 29);
   if (!ymm || !fma || !f16c || !bit(seven.ebx, 5)) return 0;
+  uint32_t isas = bit_of(QR_AVX2);
   // F, DQ, BW, VL
-  if (!zmm || !bit(seven.ebx, 16) || !bit(seven.ebx, 17) || !bit(seven.ebx, 30) || !bit(seven.ebx, 31)) return QR_AVX2;
-  const uint32_t subleaves = seven.eax;
-  const bool bf16 = subleaves >= 1 && bit(Cpuid(7, 1).eax, 5), vnni = bit(seven.ecx, 11);
-  if (!vnni) return QR_AVX512;
-  if (!bf16) return QR_AVX512_VNNI;
+  const bool avx512 = zmm && bit(seven.ebx, 16) && bit(seven.ebx, 17) && bit(seven.ebx, 30) && bit(seven.ebx, 31);
+  const bool vnni = bit(seven.ecx, 11);
+  if (has_avx_vnni(has_more && bit(more.eax, 4), avx512 && vnni)) isas |= bit_of(QR_AVX_VNNI);
+  if (!avx512) return isas;
+  isas |= bit_of(QR_AVX512);
+  if (!vnni) return isas;
+  isas |= bit_of(QR_AVX512_VNNI);
+  if (!has_more || !bit(more.eax, 5)) return isas;
+  isas |= bit_of(QR_AVX512_BF16);
   const bool vbmi = bit(seven.ecx, 1);
   const bool amx = bit(seven.edx, 22) && bit(seven.edx, 24) && bit(seven.edx, 25);  // bf16, tile, int8
-  if (!tiles || !amx || !vbmi || !survives_amx() || !request_tiles()) return QR_AVX512_BF16;
-  return QR_AMX;
+  if (tiles && amx && vbmi && survives_amx() && request_tiles()) isas |= bit_of(QR_AMX);
+  return isas;
 }
-
-const int32_t kFirstIsa = QR_AVX2;
 
 void fill(Kernels& kernels, int32_t isa) {
   fill_avx2(kernels);
+  if (isa == QR_AVX_VNNI) return fill_avx_vnni(kernels);
   if (isa >= QR_AVX512) fill_avx512(kernels);
   if (isa >= QR_AVX512_VNNI) fill_avx512_vnni(kernels);
   if (isa >= QR_AVX512_BF16) fill_avx512_bf16(kernels);

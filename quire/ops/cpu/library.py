@@ -10,7 +10,7 @@ import struct
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from ctypes import c_double, c_float, c_int32, c_int64, c_uint64, c_void_p
+from ctypes import c_double, c_float, c_int32, c_int64, c_uint32, c_uint64, c_void_p
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,7 +23,7 @@ FILE_NAME: Final = "libquire_cpu.so"
 BUILT_FOR: Final = (("Linux", "x86_64"), ("Linux", "aarch64"))
 """System and processor, as `platform` and CMakeLists.txt name them."""
 BUILD_COMMAND: Final = "cmake -S . -B build/native -G Ninja && cmake --build build/native"
-X86_ISAS: Final = ("avx2", "avx512", "avx512_vnni", "avx512_bf16", "amx")
+X86_ISAS: Final = ("avx2", "avx_vnni", "avx512", "avx512_vnni", "avx512_bf16", "amx")
 ARM_ISAS: Final = ("neon", "neon_dotprod", "neon_bf16")
 ISA_NAMES: Final = ("none", *X86_ISAS, *ARM_ISAS)
 """By `qr_isa`."""
@@ -41,7 +41,7 @@ STATES: Final = (PTR, I64, I64, PTR, PTR, PTR, I64)
 SIGNATURES: Final[dict[str, tuple[Any, ...]]] = {
     # name: (result, arguments...); see csrc/include/quire_cpu.h
     "qr_abi_version": (I32,),
-    "qr_best_isa": (I32,),
+    "qr_isas": (c_uint32,),
     "qr_init": (I32, I32, I32),
     "qr_isa_in_use": (I32,),
     "qr_num_threads": (I32,),
@@ -214,10 +214,10 @@ def _open() -> Library | str:
         library = Library(handle)
     except AttributeError as error:
         return f"{found} is not the library of this quire: {error}; build it again ({BUILD_COMMAND})"
-    best = library.qr_best_isa()
-    if best == 0:
+    runs = _names(library.qr_isas())
+    if not runs:
         return "the native kernels need an x86 processor with AVX2 and FMA, or 64-bit ARM"
-    isa = _wanted_isa(best)
+    isa = _wanted_isa(runs)
     if isinstance(isa, str):
         return isa
     library.qr_init(isa, usable_cores())
@@ -231,20 +231,17 @@ def _why_not_built(system: str, machine: str) -> str:
     return f"the native kernels were not built (no compiler at install; in a checkout: {BUILD_COMMAND})"
 
 
-def _wanted_isa(best: int) -> int | str:
+def _wanted_isa(runs: tuple[str, ...]) -> int | str:
     wanted = envs.get("QUIRE_CPU_ISA")
     if wanted == "auto":
-        return best
-    runs = isas_up_to(ISA_NAMES[best])
+        return ISA_NAMES.index(runs[-1])
     if wanted not in runs:
         return f"QUIRE_CPU_ISA={wanted} is not among what this machine runs: {', '.join(runs)}"
     return ISA_NAMES.index(wanted)
 
 
-def isas_up_to(best: str) -> tuple[str, ...]:
-    """The instruction sets that a machine has whose best one this is, in ascending order."""
-    isas = ARM_ISAS if best in ARM_ISAS else X86_ISAS
-    return isas[: isas.index(best) + 1]
+def _names(isas: int) -> tuple[str, ...]:
+    return tuple(name for index, name in enumerate(ISA_NAMES) if isas >> index & 1)
 
 
 def unavailable_reason() -> str | None:
@@ -267,6 +264,11 @@ def load() -> Library:
     if isinstance(library, str):
         raise ConfigError(library)
     return library
+
+
+def isas() -> tuple[str, ...]:
+    """The instruction sets that this machine runs, from the lowest to the best."""
+    return _names(load().qr_isas())
 
 
 def isa() -> str:

@@ -38,6 +38,8 @@ QR_INLINE vi four_bytes(const int8_t* p) {
   return _mm256_set1_epi32(four);
 }
 QR_INLINE vi flip(vi v, int byte) { return _mm256_xor_si256(v, _mm256_set1_epi8(int8_t(byte))); }
+QR_INLINE vi upper_nibbles(vi v) { return _mm256_and_si256(v, _mm256_set1_epi8(int8_t(0xf0))); }
+QR_INLINE vi lower_nibbles(vi v) { return upper_nibbles(_mm256_slli_epi16(v, 4)); }
 QR_INLINE vi add(vi a, vi b) { return _mm256_add_epi32(a, b); }
 QR_INLINE vi sub(vi a, vi b) { return _mm256_sub_epi32(a, b); }
 QR_INLINE vi mul(vi a, vi b) { return _mm256_mullo_epi32(a, b); }
@@ -111,14 +113,14 @@ struct Int4 {
     first = low_nibbles(both);
     second = high_nibbles(both);
   }
-#endif
-#if defined(__AVX512F__)
   __attribute__((always_inline)) void unsigned_row(const char* half, int64_t begin, int row, vi& first,
                                                    vi& second) const {
     const vi both = flip(load_bytes(half + (begin + row) * 64), 0x88);
     first = lower_nibbles(both);
     second = upper_nibbles(both);
   }
+#endif
+#if defined(__AVX512F__)
   __attribute__((always_inline)) void signed_row(const char* half, int64_t begin, int row, vi& first,
                                                  vi& second) const {
     const vi both = load_bytes(half + (begin + row) * 64);

@@ -9,11 +9,43 @@
 namespace qr {
 namespace {
 
+#if defined(__AVXVNNI__)
+// acc += sums of four products of unsigned w and signed x
+QR_INLINE vi dot(vi acc, vi w, vi x) {
+#if defined(QR_EVEX)  // for tests on processors that know this instruction in the encoding of AVX-512 alone
+  asm("%{evex%} vpdpbusd %2, %1, %0" : "+x"(acc) : "x"(w), "x"(x));
+  return acc;
+#else
+  return _mm256_dpbusd_avx_epi32(acc, w, x);
+#endif
+}
+#endif
+
 template <class Format>
 struct OneRow {
-  static constexpr bool kHasCodes = Format::kBits < 8;
   static constexpr int kRows = Format::kGroup < 32 ? Format::kGroup / 8 : 4;  // of 8 k that are added at once
   static constexpr int64_t kRowBytes = Format::kHalfBytes / 8;
+
+#if defined(__AVXVNNI__)
+  static constexpr int kBias = Format::kBias;
+
+  // acc[v] += products of kRows rows of 8 k from `begin` of the two vectors of a half, of weights kBias too many.
+  QR_INLINE void add_products(const Format& format, vi* acc, const int8_t* x, const char* half, int64_t begin) {
+    vi others[2] = {none(), none()};  // sums of one chain would wait for each other
+    each<kRows>([&](auto row) __attribute__((always_inline)) {
+      const vi first = four_bytes(x + row * 8), second = four_bytes(x + row * 8 + 4);
+      each<2>([&](auto v) __attribute__((always_inline)) {
+        vi low, high;
+        format.unsigned_row(half + v * 32, begin, row, low, high);
+        acc[v] = dot(acc[v], low, first);
+        others[v] = dot(others[v], high, second);
+      });
+    });
+    each<2>([&](auto v) __attribute__((always_inline)) { acc[v] = add(acc[v], others[v]); });
+  }
+#else
+  static constexpr bool kHasCodes = Format::kBits < 8;
+  static constexpr int kBias = kHasCodes ? Format::kBias : 0;
 
   // acc[v] += products of kRows rows of 8 k from `begin` of the two vectors of a half, in units of 2^-kCodeShift.
   QR_INLINE void add_codes(const Format& format, vi* acc, const int8_t* x, const char* half, int64_t begin) {
@@ -50,21 +82,26 @@ struct OneRow {
     });
   }
 
-  QR_INLINE void add_rows(const Format& format, vi* acc, const int8_t* x, const char* half, int64_t begin) {
-    each<kRows * kRowBytes / 64>([&](auto line) __attribute__((always_inline)) {
-      prefetch_to_l2(half + begin * kRowBytes + line * 64 + kFarBytes);
-    });
+  QR_INLINE void add_products(const Format& format, vi* acc, const int8_t* x, const char* half, int64_t begin) {
     if constexpr (kHasCodes)
       add_codes(format, acc, x, half, begin);
     else
       add_signed(format, acc, x, half, begin);
+  }
+#endif
+
+  QR_INLINE void add_rows(const Format& format, vi* acc, const int8_t* x, const char* half, int64_t begin) {
+    each<kRows * kRowBytes / 64>([&](auto line) __attribute__((always_inline)) {
+      prefetch_to_l2(half + begin * kRowBytes + line * 64 + kFarBytes);
+    });
+    add_products(format, acc, x, half, begin);
   }
 
   // total + (integers * scale + shift * sum) * x.scale: the operations of GroupScales::add.
   // Of vectors [First, First + Count).
   template <int First, int Count>
   QR_INLINE void add_group(const GroupScales<Format>& scales, Total<Format>* total, const vi* acc, RowGroup x) {
-    const vi bias = _mm256_set1_epi32(kHasCodes ? Format::kBias * x.sum : 0);
+    const vi bias = _mm256_set1_epi32(kBias * x.sum);
     scales.by_kind([&](auto kind) __attribute__((always_inline)) {
       each<Count>([&](auto i) __attribute__((always_inline)) {
         auto& own = total[First + i];

@@ -5,37 +5,12 @@
 // Whatever loops index is indexed by constants: GCC keeps sums that a loop indexes in memory.
 #pragma once
 
-#include "gemm_quantized_row.h"
-#include "nested.h"
+#include "unpacked_products.h"
 
 namespace qr {
 namespace {
 
 constexpr int kTileRows = 2;  // divides the height of a block of x
-
-// Keeps the order of sums, at no cost: without it GCC computes all products of a tile first, and spills them.
-QR_INLINE void settle(vi& v) { asm("" : "+x"(v)); }
-QR_INLINE void keep(char* at, vi v) { _mm256_store_si256(reinterpret_cast<__m256i*>(at), v); }
-QR_INLINE vi kept(const char* at) { return _mm256_load_si256(reinterpret_cast<const __m256i*>(at)); }
-// The lower halves of numbers of 32 bits, those of `high` above those of `low`.
-QR_INLINE vi lower_halves(vi low, vi high) { return _mm256_blend_epi16(low, _mm256_slli_epi32(high, 16), 0xaa); }
-
-// Four inputs of 8 columns each: codes of fewer than 8 bits. Products with pairs of x are added in 16 bits.
-template <int Bits>
-struct UnpackedBytes {
-  static constexpr int kFit = 1 << (7 - Bits);  // 2 * 127 times the largest code: so many fit
-  vi w;
-  explicit __attribute__((always_inline)) UnpackedBytes(vi bytes) : w(bytes) {}
-  __attribute__((always_inline)) vi times(vi x) const { return _mm256_maddubs_epi16(w, x); }
-};
-// Signed bytes: their sizes, up to 128, times x with their signs, of which two of 128 * 127 fit.
-template <>
-struct UnpackedBytes<8> {
-  static constexpr int kFit = 1;
-  vi w, size;
-  explicit __attribute__((always_inline)) UnpackedBytes(vi bytes) : w(bytes), size(_mm256_abs_epi8(bytes)) {}
-  __attribute__((always_inline)) vi times(vi x) const { return _mm256_maddubs_epi16(size, _mm256_sign_epi8(x, w)); }
-};
 
 // How a format is unpacked: kInputs at a time, as [steps of 64][halves of 16 columns][fours of inputs][16][4]. Panels of
 // 8 bits have that form already, and are read where they are.
@@ -59,13 +34,7 @@ struct Unpacking {
     each<kRows>([&](auto row) __attribute__((always_inline)) {
       each<2>([&](auto v) __attribute__((always_inline)) {
         vi low, high;
-        if constexpr (Format::kBits == 8) {
-          const char* line = half + (first + row) * (Format::kHalfBytes / 8) + v * 32;
-          low = format.signed_four(line, 0);
-          high = format.signed_four(line, 1);
-        } else {
-          format.codes_of_row(half + v * 32, first, row, low, high);
-        }
+        Products<Format>::unpack(format, half + v * 32, first, row, low, high);
         keep(out + row * 2 * kFourBytes + v * 32, low);
         keep(out + (row * 2 + 1) * kFourBytes + v * 32, high);
       });
@@ -96,15 +65,14 @@ struct Ahead {
   }
 };
 
-template <class Format>
+// kAtOnce: vectors of columns; those of one half are read in order of address.
+template <class Format, int kAtOnce>
 class UnpackedPanel {
   using Layout = Unpacking<Format>;
-  using Weights = UnpackedBytes<Format::kBits>;
-  static constexpr bool kIsSigned = Format::kBits == 8;
-  static constexpr int kTogether = Weights::kFit < Layout::kFours ? Weights::kFit : Layout::kFours;  // in 16 bits
+  using Weights = Products<Format>;
   static constexpr int kGroups = Format::kNested ? Layout::kParts : 1;
-  static constexpr int kBiasBits = Format::kBias == 128 ? 7 : Format::kBias == 32 ? 5 : Format::kBias == 16 ? 4 : 3;
-  static_assert(kIsSigned || Format::kBias == 0 || Format::kBias == 1 << kBiasBits, "biases are shifts");
+  static constexpr int kBias = Weights::kBias, kBiasBits = kBias == 128 ? 7 : kBias == 32 ? 5 : kBias == 16 ? 4 : 3;
+  static_assert(kBias == 0 || kBias == 1 << kBiasBits, "biases are shifts");
 
   const GemmArgs& g;
   const Format format;
@@ -112,7 +80,7 @@ class UnpackedPanel {
   const int64_t panel, groups;
   const char* packed;
   alignas(64) char bytes[Layout::kMustUnpack ? Layout::kInputs * kPanel : 1];
-  alignas(64) char codes[kGroups * kVectors * 32];  // of nested groups, each twice in 16 bits
+  alignas(64) char codes[kGroups * kVectors * 32];  // of nested groups, as factors of Products
   alignas(64) char pairs[kGroups * kVectors * 32];  // what the sums of two groups' inputs are multiplied by
 
  public:
@@ -166,10 +134,8 @@ class UnpackedPanel {
   void unpack_codes(int64_t index) {
     const NestedBlock<Format> block(g, panel, groups, index);
     for (int i = 0; i < kGroups; ++i)
-      for (int v = 0; v < kVectors; ++v) {
-        const vi code = block.codes_of(i, 0, v);
-        keep(codes + (i * kVectors + v) * 32, lower_halves(code, code));
-      }
+      for (int v = 0; v < kVectors; ++v)
+        keep(codes + (i * kVectors + v) * 32, Weights::factor(block.codes_of(i, 0, v)));
     for (int i = 0; i < kGroups / 2; ++i)
       for (int v = 0; v < kVectors; ++v)
         keep(pairs + (i * kVectors + v) * 32,
@@ -177,53 +143,26 @@ class UnpackedPanel {
                                  : lower_halves(block.codes_of(2 * i, 0, v), block.codes_of(2 * i + 1, 0, v)));
   }
 
-  // acc += what a group has in one step, times unit(v). weights: its first four inputs; lines: of x.
-  template <int R, class Unit>
-  __attribute__((always_inline)) void add_products(vi (&acc)[R][kVectors], const char* weights, const int8_t* lines,
-                                                   const Unit& unit) const {
-    each<Layout::kFours / kTogether>([&](auto part) __attribute__((always_inline)) {
-      vi sums[R][kVectors];
-      each<kTogether>([&](auto i) __attribute__((always_inline)) {
-        constexpr int kFour = part * kTogether + i;
-        vi four[R];
-        each<R>([&](auto r) __attribute__((always_inline)) {
-          four[r] = four_bytes(lines + r * kQuantizedDepth + kFour * 4);
-        });
-        each<kVectors>([&](auto v) __attribute__((always_inline)) {
-          const Weights w(kept(weights + v / 2 * Layout::kHalf + kFour * Layout::kFourBytes + v % 2 * 32));
-          each<R>([&](auto r) __attribute__((always_inline)) {
-            const vi products = w.times(four[r]);
-            sums[r][v] = i == 0 ? products : _mm256_add_epi16(sums[r][v], products);
-            if constexpr (kTogether > 2) settle(sums[r][v]);
-            if constexpr (i == kTogether - 1) {
-              acc[r][v] = add(acc[r][v], _mm256_madd_epi16(sums[r][v], unit(v)));
-              settle(acc[r][v]);
-            }
-          });
-        });
-      });
-    });
-  }
-
   // The products of R rows and a group are added to `total`.
   template <int R, class Kind>
   __attribute__((always_inline)) void add_group(Kind kind, const GroupScales<Format>& scales, const char* weights,
                                                 int64_t count, int64_t group, int64_t row, const int8_t* lines,
                                                 const Ahead& ahead, float* total) const {
-    const vi unit = _mm256_set1_epi16(1 << Format::kCodeShift);
     vi acc[R][kVectors];
     each<R * kVectors>([&](auto i) __attribute__((always_inline)) { acc[i / kVectors][i % kVectors] = none(); });
     for (int64_t step = 0; step < (Format::kGroup <= 64 ? 1 : count / 64); ++step) {
       ahead.fetch(step);
-      add_products<R>(acc, weights + step * Layout::kStepBytes, lines + step * x.step_bytes(),
-                      [&](int) __attribute__((always_inline)) { return unit; });
+      each<kVectors / kAtOnce>([&](auto i) __attribute__((always_inline)) {
+        Weights::template add<R>(ProductsOf<Layout::kFours, Layout::kHalf, kAtOnce * i, kAtOnce>(), acc,
+                                 weights + step * Layout::kStepBytes, lines + step * x.step_bytes());
+      });
     }
     each<R>([&](auto r) __attribute__((always_inline)) {
       const RowGroup& of = x.row_groups[(row + r) * groups + group];
       const vi bias = _mm256_slli_epi32(same(of.sum), kBiasBits);
       each<kVectors>([&](auto v) __attribute__((always_inline)) {
         float* at = total + r * kPanel + v * W;
-        store(at, scales.add(kind, load(at), kIsSigned ? acc[r][v] : sub(acc[r][v], bias), of, v));
+        store(at, scales.add(kind, load(at), kBias == 0 ? acc[r][v] : sub(acc[r][v], bias), of, v));
       });
     });
   }
@@ -256,15 +195,17 @@ class UnpackedPanel {
     for (int64_t part = 0; part < kGroups; ++part) {
       const int64_t step = part / Layout::kPartsOfStep, in_step = part % Layout::kPartsOfStep;
       ahead.fetch(part);
-      add_products<R>(acc, weights + step * Layout::kStepBytes + in_step * (Layout::kFours * Layout::kFourBytes),
-                      lines + step * x.step_bytes() + in_step * Layout::kInStep,
-                      [&](int v) __attribute__((always_inline)) { return kept(codes + (part * kVectors + v) * 32); });
+      const char* in_weights = weights + step * Layout::kStepBytes + in_step * (Layout::kFours * Layout::kFourBytes);
+      const int8_t* in_lines = lines + step * x.step_bytes() + in_step * Layout::kInStep;
+      Weights::template add<R>(
+          ProductsOf<Layout::kFours, Layout::kHalf>(), acc, in_weights, in_lines,
+          [&](int v) __attribute__((always_inline)) { return kept(codes + (part * kVectors + v) * 32); });
     }
-    if constexpr (!kIsSigned) add_inputs<R>(inputs, of);
+    if constexpr (Format::kKinds == 2 || kBias != 0) add_inputs<R>(inputs, of);
     const NestedBlock<Format> block(g, panel, groups, group / kGroups);
     each<R * kVectors>([&](auto i) __attribute__((always_inline)) {
       constexpr int r = i / kVectors, v = i % kVectors;
-      if constexpr (Format::kKinds == 1 && !kIsSigned)
+      if constexpr (Format::kKinds == 1 && kBias != 0)
         acc[r][v] = sub(acc[r][v], _mm256_slli_epi32(inputs[r][v], kBiasBits));
       vf value = mul(floats(acc[r][v]), load(block.halves + v * W));
       if constexpr (Format::kKinds == 2) value = fma(floats(inputs[r][v]), block.negative_least(v), value);
@@ -277,9 +218,14 @@ class UnpackedPanel {
 template <class Format>
 void multiply_panel(const GemmArgs& g, const QuantizedRows<Format::kGroup>& x, int64_t row_begin, int64_t row_end,
                     int64_t panel, float* sums) {
-  if constexpr (Unpacking<Format>::kMustUnpack)  // for one row, what is unpacked is not worth keeping
-    if (row_end - row_begin == 1) return multiply_row<Format>(g, x, row_begin, panel, sums);
-  UnpackedPanel<Format>(g, x, panel).multiply(row_begin, row_end, sums);
+  constexpr int kFewRows = Format::kGroup < 64 ? 1 : 4;  // for so many memory is waited for, in order of address least
+  const int64_t rows = row_end - row_begin;
+  if constexpr (Unpacking<Format>::kMustUnpack) {  // for one row, what is unpacked is not worth keeping
+    if (rows == 1) return multiply_row<Format>(g, x, row_begin, panel, sums);
+  } else if (rows <= kFewRows) {
+    return UnpackedPanel<Format, kVectors / 2>(g, x, panel).multiply(row_begin, row_end, sums);
+  }
+  UnpackedPanel<Format, kVectors>(g, x, panel).multiply(row_begin, row_end, sums);
 }
 
 }  // namespace

@@ -16,8 +16,8 @@ QR_INLINE vi less_biases(const RowGroup& of) {
   return sub(none(), _mm512_slli_epi32(same(of.sum), unsigned(__builtin_ctz(unsigned(Bias)))));
 }
 
-// Zen 4 reads two places of a page in turn at half the speed of one. On Intel
-// int4_g128 takes 1.45 times as long in order, int8 1.07, most others 1.05.
+// Zen 4 reads two places of a page in turn at half the speed of one. On a Xeon with AMX int4_g128 takes 1.45 times as
+// long in order, int8 1.07, most others 1.05.
 QR_INLINE bool gains_by_order() { return __builtin_cpu_is("amd"); }
 
 template <class Format>
