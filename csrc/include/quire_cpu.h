@@ -46,10 +46,11 @@ typedef enum {
 typedef enum { QR_NONE = 0, QR_SILU = 1, QR_GELU = 2, QR_GELU_TANH = 3, QR_RELU = 4, QR_RELU2 = 5 } qr_activation;
 typedef enum { QR_INT8 = 1, QR_INT4 = 2, QR_LEVELS = 3, QR_FLOAT8 = 4, QR_INT5 = 5, QR_INT6 = 6 } qr_format;
 /* A library has those of one kind of processor: the first six (x86-64) or the last three (64-bit ARM; QR_NEON_BF16 has
- * the matrix products of bytes, i8mm, too). */
+ * the matrix products of bytes, i8mm, too). Each contains those of its kind before it, but for QR_AVX_VNNI, which adds to
+ * QR_AVX2 what processors with AVX-512 need not have. */
 typedef enum {
   QR_AVX2 = 1,
-  QR_AVX_VNNI = 2, /* which processors with AVX-512 may lack; all others have those before them, too */
+  QR_AVX_VNNI = 2,
   QR_AVX512 = 3,
   QR_AVX512_VNNI = 4,
   QR_AVX512_BF16 = 5,
