@@ -18,7 +18,7 @@ from quire import envs
 from quire.errors import ConfigError, EngineError
 from quire.platforms.cores import usable_cores
 
-ABI_VERSION: Final = 18
+ABI_VERSION: Final = 19
 FILE_NAME: Final = "libquire_cpu.so"
 BUILT_FOR: Final = (("Linux", "x86_64"), ("Linux", "aarch64"))
 """System and processor, as `platform` and CMakeLists.txt name them."""
@@ -84,7 +84,7 @@ SIGNATURES: Final[dict[str, tuple[Any, ...]]] = {
     "qr_select_tokens": (I32, PTR, I64, PTR, I32, PTR, I64, I64, PTR, I32, *(I64,) * 5, PTR, PTR, I64, PTR, I64),
     "qr_selected_attention": (
         *(I32, PTR, PTR, I32, PTR, I32, *(I64,) * 4),
-        *(PTR, PTR, I64, PTR, I64, PTR, I64, I64, I64, F32),
+        *(PTR, PTR, I64, PTR, I64, PTR, I64, I64, I64, F32, PTR),
     ),
     "qr_rotate_last": (I32, PTR, I32, PTR, PTR, *(I64,) * 5, I32),
     "qr_store_rows": (I32, PTR, I32, *(I64,) * 4, PTR, I64, PTR, I64),
@@ -101,8 +101,8 @@ SIGNATURES: Final[dict[str, tuple[Any, ...]]] = {
         *(I32, PTR, PTR, I32, PTR, PTR, I32, *(I64,) * 4, PTR, I64, I64),
         *(PTR, *(I64,) * 4, PTR, I64, I64, PTR, PTR, I64, PTR, I64, I64, I64, F32, I64, I64),
     ),
-    "qr_read_streams": (I32, PTR, PTR, PTR, I32, PTR, PTR, PTR, I64, I64, I64, F32, F32, I64),
-    "qr_write_streams": (I32, PTR, PTR, I32, PTR, PTR, I64, I64, I64),
+    "qr_read_streams": (I32, PTR, PTR, PTR, I32, PTR, PTR, PTR, I64, I64, I64, *(F32,) * 4, I64),
+    "qr_write_streams": (I32, PTR, PTR, I32, PTR, PTR, I64, I64, I64, I32),
     "qr_copy_blocks": (I32, PTR, I64, I64, I64, PTR, I64),
     "qr_touch": (I32, PTR, I64),
     "qr_row_max": (I32, PTR, PTR, PTR, I64, I64),
