@@ -292,6 +292,12 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
     "glm4_moe_lite": {key: value for key, value in _DEEPSEEK.items() if key != "first_k_dense_replace"},
     "glm_moe_dsa": {**_DEEPSEEK, **_INDEXER},
+    "hy_v4": {
+        **{key: value for key, value in _DEEPSEEK.items() if key != "first_k_dense_replace"},
+        **_INDEXER,
+        "swiglu_limit": 0.6,
+        "hc_mult": 3,
+    },
     "minicpm3": {**_LATENT, "scale_emb": 3, "dim_model_base": 32},
     "youtu": _LATENT,
     "arcee": {**_COMMON, "head_dim": 24},

@@ -307,14 +307,16 @@ struct RotateArgs {
 // Streams of tokens, read: out = the sum over them of (sigmoid + eps) * stream; see qr_read_streams.
 struct HyperArgs {
   void* out;       // [tokens, size]
-  float* writing;  // [tokens, count (1 + count)], or null
+  float* writing;  // [tokens, count (1 + count)], without iterations [tokens, count], or null
   const void* streams;
   int32_t dtype;
-  const float* products;  // [tokens, count (2 + count)], without writing [tokens, count]
+  const float* products;  // [tokens, count + those of writing]
   const float *scale, *base;
   int64_t count, size;
-  float eps, norm_eps;
+  float eps, norm_eps, magnitude, least_added;
   int64_t iterations;
+
+  int64_t num_written() const { return writing == nullptr ? 0 : iterations == 0 ? count : count * (1 + count); }
 };
 struct StreamWriteArgs {
   void* out;
@@ -323,6 +325,7 @@ struct StreamWriteArgs {
   const void* added;  // [tokens, size]
   const float* writing;
   int64_t count, size;
+  bool has_matrix;
 };
 
 // Channels and tokens that one piece of a convolution takes: long stretches of few rows, which prefetchers follow.

@@ -151,7 +151,8 @@ int32_t qr_selected_attention(void* out, const void* query, int32_t dtype, const
                               int64_t num_blocks, int64_t block_size, int64_t page, int64_t block,
                               const int32_t* query_start, const int32_t* seq_lens, int64_t sequences,
                               const int32_t* block_tables, int64_t table_stride, const int32_t* selected,
-                              int64_t num_selected, int64_t heads, int64_t head_size, float scale) {
+                              int64_t num_selected, int64_t heads, int64_t head_size, float scale,
+                              const float* sinks) {
   if (kernels() == nullptr) return QR_ESTATE;
   if (!is_dtype(dtype) || heads <= 0 || head_size <= 0 || num_selected <= 0 || num_selected > INT32_MAX ||
       !are_sizes(heads, head_size) || !are_sizes(sequences, table_stride) || !(scale > 0.0f && is_finite(scale)))
@@ -169,7 +170,7 @@ int32_t qr_selected_attention(void* out, const void* query, int32_t dtype, const
     return qr_paged_attention(static_cast<char*>(out) + first_token * row_bytes, dtype,
                               static_cast<const char*>(query) + first_token * row_bytes, dtype, pages, cache_dtype,
                               count_blocks, block_size, page, apart, starts, lengths, count, tables, stride, heads, 1,
-                              head_size, scale, 0.0f, 0, nullptr, nullptr);
+                              head_size, scale, 0.0f, 0, nullptr, sinks);
   };
 
   // 1. tokens that attend to all that they see, in runs of sequences that follow each other

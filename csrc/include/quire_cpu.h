@@ -363,13 +363,14 @@ QR_API int32_t qr_select_tokens(int32_t* selected, int64_t num_selected, const v
                                 int64_t block, int64_t head_size, const int32_t* query_start, const int32_t* seq_lens,
                                 int64_t sequences, const int32_t* block_tables, int64_t table_stride);
 
-/* out[tokens, heads, head_size], of dtype: attention of each token over the positions that qr_select_tokens gave. */
+/* out[tokens, heads, head_size], of dtype: attention of each token over the positions that qr_select_tokens gave. sinks
+ * as in qr_paged_attention. */
 QR_API int32_t qr_selected_attention(void* out, const void* query, int32_t dtype, const void* cache,
                                      int32_t cache_dtype, int64_t num_blocks, int64_t block_size, int64_t page,
                                      int64_t block, const int32_t* query_start, const int32_t* seq_lens,
                                      int64_t sequences, const int32_t* block_tables, int64_t table_stride,
                                      const int32_t* selected, int64_t num_selected, int64_t heads, int64_t head_size,
-                                     float scale);
+                                     float scale, const float* sinks);
 
 /* ---- caches of rows: blocks that an indexer chooses (block_selection.cpp), attention over the last tokens and over
  * entries (compressed.cpp, entries.cpp), and streams (hyper.cpp) ----
@@ -439,15 +440,17 @@ QR_API int32_t qr_compressed_attention(void* out, const void* query, int32_t dty
 
 /* out[tokens, size] from streams[tokens, count, size]. With m = products / rms(streams) * scale + base, the sum over
  * streams of (sigmoid(m[stream]) + eps) * stream. writing[tokens, count (1 + count)] (may be null, products are [tokens,
- * count] then, else [tokens, count (2 + count)]): 2 sigmoid(m[count + stream]), and the matrix of the others: softmax of
- * its rows + eps, columns divided by their sums + eps, and so rows and columns iterations - 1 times more. */
+ * count] then, else [tokens, count (2 + count)]): magnitude sigmoid(m[count + stream]) + least_added, and the matrix of
+ * the others: softmax of its rows + eps, columns divided by their sums + eps, and so rows and columns iterations - 1
+ * times more. Without iterations (0) there is no matrix: writing is [tokens, count], products are [tokens, 2 count]. */
 QR_API int32_t qr_read_streams(void* out, float* writing, const void* streams, int32_t dtype, const float* products,
                                const float* scale, const float* base, int64_t tokens, int64_t count, int64_t size,
-                               float eps, float norm_eps, int64_t iterations);
+                               float eps, float norm_eps, float magnitude, float least_added, int64_t iterations);
 
-/* out[tokens, count, size]: writing[k] * added + the sum over j of matrix[j, k] * stream j, for each stream k. */
+/* out[tokens, count, size]: writing[k] * added + the sum over j of matrix[j, k] * stream j, for each stream k; + stream k
+ * where there is no matrix (has_matrix 0). */
 QR_API int32_t qr_write_streams(void* out, const void* streams, int32_t dtype, const void* added, const float* writing,
-                                int64_t tokens, int64_t count, int64_t size);
+                                int64_t tokens, int64_t count, int64_t size, int32_t has_matrix);
 
 /* Within each cache, copy block pairs[2 i] to pairs[2 i + 1], in order. block_bytes: of one half (keys or values). */
 QR_API int32_t qr_copy_blocks(void* const* caches, int64_t num_caches, int64_t num_blocks, int64_t block_bytes,

@@ -171,11 +171,11 @@ const Call kCalls[] = {
                                s[3], s[4], s[5], s[6], s[7], as<int32_t>(p[4]), as<int32_t>(p[5]), s[8],
                                as<int32_t>(p[6]), s[9]);
      }},
-    {"qr_selected_attention", {8, 16, 1024, 1024, 2, 4, 8, 2, 64}, {false, false, false, false, false, false, false},
+    {"qr_selected_attention", {8, 16, 1024, 1024, 2, 4, 8, 2, 64}, {false, false, false, false, false, false, false, true},
      [](P p, S s) {
        return qr_selected_attention(p[0], p[1], QR_FLOAT32, p[2], QR_FLOAT32, s[0], s[1], s[2], s[3],
                                     as<int32_t>(p[3]), as<int32_t>(p[4]), s[4], as<int32_t>(p[5]), s[5],
-                                    as<int32_t>(p[6]), s[6], s[7], s[8], 0.1f);
+                                    as<int32_t>(p[6]), s[6], s[7], s[8], 0.1f, as<float>(p[7]));
      }},
     {"qr_rotate_last", {16, 4, 2, 32, 8}, {false, false, false},
      [](P p, S s) {
@@ -215,11 +215,11 @@ const Call kCalls[] = {
     {"qr_read_streams", {2, 4, 64, 3}, {false, true, false, false, false, false},
      [](P p, S s) {
        return qr_read_streams(p[0], as<float>(p[1]), p[2], QR_FLOAT32, as<float>(p[3]), as<float>(p[4]),
-                              as<float>(p[5]), s[0], s[1], s[2], 1e-6f, 1e-6f, s[3]);
+                              as<float>(p[5]), s[0], s[1], s[2], 1e-6f, 1e-6f, 2.0f, 0.0f, s[3]);
      }},
     {"qr_write_streams", {2, 4, 64}, {false, false, false, false},
      [](P p, S s) {
-       return qr_write_streams(p[0], p[1], QR_FLOAT32, p[2], as<float>(p[3]), s[0], s[1], s[2]);
+       return qr_write_streams(p[0], p[1], QR_FLOAT32, p[2], as<float>(p[3]), s[0], s[1], s[2], 1);
      }},
     {"qr_causal_conv", {96, 8, 32, 32, 4, 4, 512, 2}, {true, false, false, true, true, false, true, false, false, false, false},
      [](P p, S s) {

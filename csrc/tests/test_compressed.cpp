@@ -255,6 +255,36 @@ TEST(rotations_turn_pairs_and_turn_them_back) {
   for (size_t i = 0; i < x.size(); ++i) CHECK(std::fabs(turned[i] - x[i]) <= 1e-5);
 }
 
+TEST(streams_that_are_not_mixed_gain_a_share_of_what_is_added) {
+  const int64_t tokens = 5, size = 37;
+  const float magnitude = 1.7f, least = 0.25f;
+  for (int64_t count : {1, 4, 7}) {
+    const std::vector<float> streams = random_floats(tokens * count * size), products = random_floats(tokens * 2 * count);
+    const std::vector<float> scale = random_floats(2 * count), base = random_floats(2 * count), added = random_floats(tokens * size);
+    std::vector<float> read(size_t(tokens * size)), writing(size_t(tokens * count)), written(streams.size());
+    CHECK(qr_read_streams(read.data(), writing.data(), streams.data(), QR_FLOAT32, products.data(), scale.data(), base.data(),
+                          tokens, count, size, 1e-3f, 1e-5f, magnitude, least, 0) == QR_OK);
+    CHECK(qr_write_streams(written.data(), streams.data(), QR_FLOAT32, added.data(), writing.data(), tokens, count, size, 0) ==
+          QR_OK);
+    for (int64_t t = 0; t < tokens; ++t) {
+      const float* own = streams.data() + t * count * size;
+      const double rms = std::sqrt(std::inner_product(own, own + count * size, own, 0.0) / double(count * size) + 1e-5);
+      const auto sigmoid = [&](int64_t i) {
+        return 1 / (1 + std::exp(-(products[size_t(t * 2 * count + i)] / rms * scale[size_t(i)] + base[size_t(i)])));
+      };
+      for (int64_t d = 0; d < size; ++d) {
+        double want = 0;
+        for (int64_t s = 0; s < count; ++s) want += (sigmoid(s) + 1e-3) * own[s * size + d];
+        CHECK(std::fabs(read[size_t(t * size + d)] - want) <= 1e-5 * double(count));
+        for (int64_t s = 0; s < count; ++s) {
+          const double out = (magnitude * sigmoid(count + s) + least) * added[size_t(t * size + d)] + own[s * size + d];
+          CHECK(std::fabs(written[size_t((t * count + s) * size + d)] - out) <= 1e-5);
+        }
+      }
+    }
+  }
+}
+
 TEST(streams_are_read_and_written_by_each_tokens_numbers) {
   const int64_t tokens = 6, size = 37;
   for (int64_t count : {1, 4, 7}) {
@@ -263,8 +293,8 @@ TEST(streams_are_read_and_written_by_each_tokens_numbers) {
     const std::vector<float> scale = random_floats(all), base = random_floats(all), added = random_floats(tokens * size);
     std::vector<float> read(size_t(tokens * size)), writing(size_t(tokens * count * (1 + count))), written(streams.size());
     CHECK(qr_read_streams(read.data(), writing.data(), streams.data(), QR_FLOAT32, products.data(), scale.data(), base.data(),
-                          tokens, count, size, 1e-3f, 1e-5f, 3) == QR_OK);
-    CHECK(qr_write_streams(written.data(), streams.data(), QR_FLOAT32, added.data(), writing.data(), tokens, count, size) ==
+                          tokens, count, size, 1e-3f, 1e-5f, 2.0f, 0.0f, 3) == QR_OK);
+    CHECK(qr_write_streams(written.data(), streams.data(), QR_FLOAT32, added.data(), writing.data(), tokens, count, size, 1) ==
           QR_OK);
     for (int64_t t = 0; t < tokens; ++t) {
       const float *own = streams.data() + t * count * size, *numbers = writing.data() + t * count * (1 + count);

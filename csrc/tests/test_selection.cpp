@@ -58,12 +58,14 @@ struct Context {
                            block_size, page, page, kHead, starts, lengths, 1, table.data(), num_blocks) == QR_OK);
     return out;
   }
-  std::vector<char> attend(int64_t begin, int64_t end, const std::vector<int32_t>& selected) const {
+  std::vector<char> attend(int64_t begin, int64_t end, const std::vector<int32_t>& selected,
+                           const float* sinks = nullptr) const {
     std::vector<char> out(size_t((end - begin) * kHeads * kHead * size()), char(0xff));
     const int32_t starts[] = {0, int32_t(end - begin)}, lengths[] = {int32_t(end)};
     CHECK(qr_selected_attention(out.data(), query.data() + begin * kHeads * kHead * size(), dtype, cache, cache_dtype,
                                 num_blocks, block_size, page, page, starts, lengths, 1, table.data(), num_blocks,
-                                selected.data(), int64_t(selected.size()) / (end - begin), kHeads, kHead, 0.2f) == QR_OK);
+                                selected.data(), int64_t(selected.size()) / (end - begin), kHeads, kHead, 0.2f,
+                                sinks) == QR_OK);
     return out;
   }
 
@@ -96,6 +98,8 @@ TEST(the_highest_scores_are_chosen_and_attended_to) {
       const Context own(kinds.dtype, kinds.cache_dtype, length, block_size);
       const std::vector<int32_t> selected = own.select(0, length, most);
       const std::vector<float> attended = decode(own.attend(0, length, selected), kinds.dtype);
+      const std::vector<float> sinks = random_floats(kHeads);
+      const std::vector<float> drained = decode(own.attend(0, length, selected, sinks.data()), kinds.dtype);
       const std::vector<float> query = decode(own.query, kinds.dtype);
       for (int64_t token : {0L, 36L, 37L, 100L, 149L}) {
         std::vector<int32_t> wanted(size_t(token + 1));
@@ -120,8 +124,12 @@ TEST(the_highest_scores_are_chosen_and_attended_to) {
           }
           for (int64_t d = 0; d < kHead; ++d) {
             const double got = attended[size_t((token * kHeads + h) * kHead + d)], want = sums[d] / total;
-            CHECK(std::fabs(got - want) <= (kinds.dtype == QR_FLOAT32 ? 1e-5 : 0.03) * (1 + std::fabs(want)),
-                  "dtype %d token %ld: %g, not %g", kinds.dtype, long(token), got, want);
+            const double tolerance = (kinds.dtype == QR_FLOAT32 ? 1e-5 : 0.03) * (1 + std::fabs(want));
+            CHECK(std::fabs(got - want) <= tolerance, "dtype %d token %ld: %g, not %g", kinds.dtype, long(token), got, want);
+            const double less = sums[d] / (total + std::exp(double(sinks[size_t(h)])));
+            const double left = drained[size_t((token * kHeads + h) * kHead + d)];
+            CHECK(std::fabs(left - less) <= tolerance, "dtype %d token %ld with sinks: %g, not %g", kinds.dtype, long(token),
+                  left, less);
           }
         }
       }
@@ -161,7 +169,7 @@ TEST(positions_that_a_token_does_not_see_are_refused) {
     const int32_t starts[] = {0, 1}, lengths[] = {30};
     CHECK(qr_selected_attention(out.data(), own.query.data(), QR_FLOAT32, own.cache, QR_FLOAT32, own.num_blocks, 16,
                                 own.page, own.page, starts, lengths, 1, own.table.data(), own.num_blocks, other.data(),
-                                8, kHeads, kHead, 0.2f) == QR_EINVAL);
+                                8, kHeads, kHead, 0.2f, nullptr) == QR_EINVAL);
     for (float value : out) CHECK(value == 7.0f, "wrote");
   }
 }

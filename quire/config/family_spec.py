@@ -311,12 +311,11 @@ class WeightNames:
     """Whether a tensor of all experts has each expert's weight [in, out]."""
     experts_mixed: bool = False
     """Whether its rows of gate and up take turns."""
-    resaved_embedding: str | None = None
-    """What a checkpoint that transformers wrote calls the embedding."""
-    resaved_mlp: str | None = None
-    """What a checkpoint that transformers wrote calls the MLP."""
-    resaved_norms: tuple[tuple[str, str], ...] = ()
-    """(norm, what a checkpoint that transformers wrote calls it)."""
+    hyper: tuple[str, str, str] = ("hc_attn_", "hc_ffn_", "hc_head_")
+    """What begins the names of hyper-connections' parameters: around attention and around the MLP, in a layer, and of
+    the last reading, in the model."""
+    resaved: tuple[tuple[str, str], ...] = ()
+    """(part of a name, what a checkpoint that transformers wrote has in its place). Parts begin behind a dot."""
     transposed: frozenset[str] = frozenset()
     """Linear layers whose weight is stored [in, out]."""
 

@@ -16,7 +16,7 @@ from quire.config.layers.experts import ExpertsSpec, Scores
 from quire.errors import ConfigError
 from quire.layers.activation import activation_of, ungated_activation_of
 from quire.layers.context import LayerContext
-from quire.layers.linear import Linear
+from quire.layers.linear import GatedLinear, Linear
 from quire.layers.quantization.schemes import DENSE, plain
 from quire.layers.weights import Rows, ShardSpec, split_rows
 from quire.ops.operands import ExpertWeights, LinearWeight, MixtureWeights
@@ -130,6 +130,7 @@ class MixtureOfExperts:
         if spec.has_common_bias:
             bias = ctx.tensor("bias", (arch.hidden_size,), dtype=torch.float32)
             experts = tuple(replace(expert, down_bias=bias) for expert in experts)
+        self.beside = _SharedMlp(arch, spec, ctx) if spec.has_mlp_beside else None
         self.table = _token_table(arch, spec, ctx) if spec.has_token_table else None
         self.weights = MixtureWeights(
             router=_router(arch, spec, ctx),
@@ -139,7 +140,7 @@ class MixtureOfExperts:
             scales=ctx.tensor(EXPERT_SCALES, (spec.num_experts,), dtype=torch.float32)
             if spec.has_router_scale
             else None,
-            shared=_shared(arch, spec, ctx) if spec.shared_size else None,
+            shared=_shared(arch, spec, ctx) if spec.shared_size and not spec.has_mlp_beside else None,
             num_identities=spec.num_identities,
         )
 
@@ -158,6 +159,8 @@ class MixtureOfExperts:
         if self.table is not None:
             assert token_ids is not None
             given = self.ops.embedding(token_ids, self.table)
+        if self.beside is not None:
+            residual = self.beside(hidden, residual)
         return self.ops.mixture_of_experts(
             hidden,
             self.weights,
@@ -303,10 +306,27 @@ def _choice_bias(spec: ExpertsSpec, ctx: LayerContext) -> Tensor:
     return block.tensor(name, shape, dtype=torch.float32).view(spec.num_candidates)
 
 
-def _shared(arch: ModelArch, spec: ExpertsSpec, ctx: LayerContext) -> ExpertWeights:
-    size, down_name = spec.shared_size, arch.family.names.down
+class _SharedMlp:
+    """A shared expert by itself: down(activation(gate(x)) * up(x))."""
+
+    def __init__(self, arch: ModelArch, spec: ExpertsSpec, ctx: LayerContext) -> None:
+        size, inner, place, bias = arch.hidden_size, spec.shared_size, _shared_place(arch, ctx), spec.has_shared_bias
+        self.gate_up = GatedLinear(place.child("gate_up_proj"), size, inner, activation=activation_of(arch), bias=bias)
+        self.down = Linear(place.child(arch.family.names.down), inner, size, bias=bias)
+
+    def __call__(self, hidden: Tensor, residual: Tensor | None) -> Tensor:
+        """Shapes: hidden, residual [T, E] -> [T, E]."""
+        return self.down(self.gate_up.gate(hidden), residual=residual)
+
+
+def _shared_place(arch: ModelArch, ctx: LayerContext) -> LayerContext:
+    """Where the checkpoint has the shared expert."""
     places = [ctx.child(name) for name in SHARED] + [ctx.beside(name) for name in SHARED]
-    shared = next((place for place in places if place.has(f"{down_name}.weight")), places[0])
+    return next((place for place in places if place.has(f"{arch.family.names.down}.weight")), places[0])
+
+
+def _shared(arch: ModelArch, spec: ExpertsSpec, ctx: LayerContext) -> ExpertWeights:
+    size, down_name, shared = spec.shared_size, arch.family.names.down, _shared_place(arch, ctx)
     has_bias = spec.has_shared_bias
     child = shared.child("gate_up_proj" if spec.is_gated else arch.family.names.up)
     sizes = [size] * (1 + spec.is_gated)

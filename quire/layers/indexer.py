@@ -21,10 +21,8 @@ from quire.layers.latent import LatentAttention, LowRankQuery, QueryWithGates
 from quire.layers.linear import Linear
 from quire.layers.norm import LayerNorm
 from quire.layers.quantization.schemes import DENSE
+from quire.layers.weights import split_rows
 from quire.ops.operands import RopeAndCacheSpec
-
-NORM_EPS = 1e-6
-"""Of the norm of keys, whatever the model's others have."""
 
 
 class Indexer:
@@ -40,9 +38,10 @@ class Indexer:
             )
         assert mixer.query_rank is not None
         self.ops, self.spec, self.attention = ctx.ops, spec, attention
-        self.query = Linear(ctx.child("wq_b"), mixer.query_rank, spec.num_heads * spec.head_size)
-        self.key = Linear(ctx.child("wk"), arch.hidden_size, spec.head_size)
-        self.key_norm = LayerNorm(ctx.child("k_norm"), spec.head_size, NORM_EPS)
+        num_before = spec.head_size - mixer.rope_size if spec.rotates_last else 0
+        self.query = _product(ctx.child("wq_b"), mixer.query_rank, [spec.head_size] * spec.num_heads, num_before)
+        self.key = _product(ctx.child("wk"), arch.hidden_size, [spec.head_size], num_before)
+        self.key_norm = _norm(ctx.child("k_norm"), spec, num_before)
         # In float32 whatever the model's dtype: a rounding error that chooses another token is no small one.
         exact = replace(ctx.child("weights_proj"), scheme=DENSE, dtype=torch.float32)
         self.weights = exact.packed(["weight"], [exact.read("weight", (spec.num_heads, arch.hidden_size))])
@@ -79,6 +78,27 @@ class Indexer:
         return self.ops.rope_and_cache(x, ctx.positions, at.cos_sin, None, None, kv_cache, slots, spec)
 
 
+def _product(ctx: LayerContext, in_features: int, heads: list[int], num_before: int) -> Linear:
+    """To heads of these sizes. Features that rotate come first: a score is the same in any order of features. In the
+    checkpoint they stand behind `num_before` others.
+    """
+    if not num_before:
+        return Linear(ctx, in_features, sum(heads))
+    stored = ctx.read("weight", (sum(heads), in_features))
+    parts = split_rows(stored, [part for size in heads for part in (num_before, size - num_before)])
+    turned = [part for pair in zip(parts[1::2], parts[::2], strict=True) for part in pair]
+    return Linear.of(ctx.ops, ctx.packed(["weight"], turned))
+
+
+def _norm(ctx: LayerContext, spec: IndexerSpec, num_before: int) -> LayerNorm:
+    """Of keys, whose features are in the order of `_product`."""
+    norm = LayerNorm(ctx, spec.head_size, spec.norm_eps)
+    assert norm.bias is not None
+    if num_before and not norm.weight.is_meta:
+        norm.weight, norm.bias = norm.weight.roll(-num_before), norm.bias.roll(-num_before)
+    return norm
+
+
 class IndexedAttention(LatentAttention):
     """Attention over the latents of chosen tokens."""
 
@@ -109,7 +129,7 @@ class IndexedAttention(LatentAttention):
         if self.indexer.spec.is_shared:
             ctx.choice.tokens = selected
         kv_cache, metadata = ctx.kv_caches[at.index], at.group(ctx).attention
-        return self.ops.selected_attention(query, kv_cache, metadata, selected, scale=at.scale)
+        return self.ops.selected_attention(query, kv_cache, metadata, selected, scale=at.scale, sinks=at.sinks)
 
     def _indexed_qkv(self, read: Tensor, hidden: Tensor, ctx: ForwardContext) -> Tensor:
         query, compressed, key = self.query.up(read), self.compressed(hidden), self.indexer.keys(hidden, ctx)
@@ -129,7 +149,8 @@ class SharedChoiceAttention(LatentAttention):
         at = self.attention
         query = at.write(self._qkv(hidden), ctx)
         kv_cache, metadata = ctx.kv_caches[at.index], at.group(ctx).attention
-        return self.ops.selected_attention(query, kv_cache, metadata, ctx.choice.tokens, scale=at.scale)
+        tokens = ctx.choice.tokens
+        return self.ops.selected_attention(query, kv_cache, metadata, tokens, scale=at.scale, sinks=at.sinks)
 
 
 class QueryGatedAttention(IndexedAttention):

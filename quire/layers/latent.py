@@ -192,6 +192,7 @@ def _attention(arch: ModelArch, mixer: LatentAttentionSpec, ctx: LayerContext, i
     )
     cos_sin = rotary_table(mixer.rope, ctx.max_model_len, ctx.ops.device) if mixer.rope else None
     scales = position_scales(mixer.position_scale, ctx.max_model_len, ctx.ops.device) if mixer.position_scale else None
+    sinks = arch.family.names.sinks
     return Attention(
         ctx.ops,
         index,
@@ -201,4 +202,5 @@ def _attention(arch: ModelArch, mixer: LatentAttentionSpec, ctx: LayerContext, i
         sliding_window=mixer.window,
         soft_cap=arch.attn_soft_cap,
         query_scales=scales,
+        sinks=ctx.tensor(sinks, (mixer.num_heads,), dtype=torch.float32) if mixer.has_sinks else None,
     )

@@ -50,6 +50,8 @@ class WeightMap:
     """A layer that computes several of the checkpoint's layers at once -> those, in order."""
     transposed: frozenset[str] = frozenset()
     """Layers whose weight is stored [in, out]."""
+    resaved: tuple[tuple[str, str], ...] = ()
+    """See `WeightNames.resaved`."""
     base_prefix: str = "model."
     """Missing in checkpoints that were saved without their head; then it is left out of every name."""
 
@@ -59,6 +61,7 @@ class WeightMap:
         return cls(
             fuse={"qkv_proj": names.qkv, "gate_up_proj": names.gate_up},
             transposed=names.transposed,
+            resaved=names.resaved,
             base_prefix=f"{names.base}.",
         )
 

@@ -33,12 +33,13 @@ _DUMMY_SCALE = 0.02
 
 
 class Names:
-    """From the names layers ask for to those in this checkpoint, which may lack the base model's prefix, or hold the
-    model inside one for text and images.
+    """From the names layers ask for to those in this checkpoint, which may lack the base model's prefix, hold the
+    model inside one for text and images, or have the names that transformers writes.
     """
 
     def __init__(self, checkpoint: TensorSource, weight_map: WeightMap) -> None:
         base = weight_map.base_prefix
+        self.tensors, self.resaved = checkpoint.tensors, weight_map.resaved
         self.prefix, self.instead = "", ""
         """What a name begins with, and what it begins with in the checkpoint."""
         within = [(base, base + inside) for inside in INSIDE] + [("", inside) for inside in INSIDE]
@@ -51,7 +52,10 @@ class Names:
 
     def __call__(self, name: str) -> str:
         """The name in the checkpoint."""
-        return self.instead + name.removeprefix(self.prefix) if name.startswith(self.prefix) else name
+        if name.startswith(self.prefix):
+            name = self.instead + name.removeprefix(self.prefix)
+        resaved = (f".{name}".replace(f".{part}", f".{instead}")[1:] for part, instead in self.resaved)
+        return next((other for other in resaved if other in self.tensors), name)
 
 
 class HeaderReader:

@@ -497,3 +497,9 @@ MIXERS: Mapping[type[MixerSpec], Callable[[ModelArch, LayerContext, int], Mixer]
         CompressedAttentionSpec: CompressedAttention,
     }
 )
+
+
+def mlp_of(arch: ModelArch, ctx: LayerContext, index: int) -> Mlp:
+    """The MLP of a layer, whose context is given."""
+    spec, name = arch.layers[index].mlp, arch.family.names.mlp
+    return MLPS[spec.kind](arch, spec, ctx.child(name) if name else ctx)

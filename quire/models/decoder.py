@@ -9,13 +9,13 @@ from torch import Tensor
 
 from quire.attention.context import ForwardContext
 from quire.config.arch import ModelArch
-from quire.config.family_spec import Join, MlpKind, Norms, WaveSpec, WeightNames
+from quire.config.family_spec import Join, MlpKind, Norms, WaveSpec
 from quire.config.layers.recurrent_mixers import RecurrentSpec
 from quire.layers.context import LayerContext
 from quire.layers.embedding import Embedding, LMHead, Waves
 from quire.layers.norm import GatedNorm, Norm, model_norm
 from quire.layers.weights import WHOLE
-from quire.models.blocks import MLPS, Mlp, mixer_of
+from quire.models.blocks import Mlp, mixer_of, mlp_of
 from quire.ops.operands import Largest
 
 
@@ -31,7 +31,7 @@ class DecoderLayer:
 
     def __init__(self, arch: ModelArch, ctx: LayerContext, index: int) -> None:
         self.ops = ctx.ops
-        names, layer = arch.family.names, arch.layers[index]
+        layer = arch.layers[index]
         norms = arch.norms_of(layer)
         self.input_norm = self.post_attention_norm = self.pre_mlp_norm = self.post_mlp_norm = self.mlp = None
         self.mixers = [mixer_of(arch, ctx, place) for place in arch.places_of(index)]
@@ -39,7 +39,7 @@ class DecoderLayer:
             self.input_norm, self.post_attention_norm = _norms(arch, ctx, norms, norms.of_mixers, 2 * index + 1)
         if layer.mlp.kind is not MlpKind.NONE:
             self.pre_mlp_norm, self.post_mlp_norm = _norms(arch, ctx, norms, norms.of_mlp, 2 * index + 2)
-            self.mlp = MLPS[layer.mlp.kind](arch, layer.mlp, _mlp_context(names, ctx))
+            self.mlp = mlp_of(arch, ctx, index)
         self.scale = arch.scales.residual
 
     def __call__(self, hidden: Tensor, ctx: ForwardContext) -> Tensor:
@@ -75,31 +75,15 @@ class DecoderLayer:
         return self.ops.scale_add(out if norm is None else norm(out), self.scale, residual)
 
 
-def _mlp_context(names: WeightNames, ctx: LayerContext) -> LayerContext:
-    resaved = names.resaved_mlp and ctx.child(names.resaved_mlp)
-    if resaved and resaved.has(f"{names.down}.weight"):
-        return resaved
-    return ctx.child(names.mlp) if names.mlp else ctx
-
-
-def _embedding_context(names: WeightNames, model: LayerContext) -> LayerContext:
-    resaved = names.resaved_embedding and model.child(names.resaved_embedding)
-    return resaved if resaved and resaved.has("weight") else model.child(names.embedding)
-
-
 def _norms(
     arch: ModelArch, ctx: LayerContext, norms: Norms, names: tuple[str | None, str | None], num_parts: int
 ) -> Iterator[Norm | None]:
     """Before and behind one half of a layer, which reads a sum of so many parts."""
-    resaved = dict(arch.family.names.resaved_norms)
     for name, parts in zip(names, (num_parts, 1), strict=True):
-        other = resaved.get(name or "")
-        is_resaved = other is not None and ctx.has(f"{other}.weight")
-        found = other if is_resaved else name
-        if found in norms.with_gate:
-            yield GatedNorm(ctx.child(found), arch.hidden_size, arch.norm_eps, norms.gate_rank)
+        if name in norms.with_gate:
+            yield GatedNorm(ctx.child(name), arch.hidden_size, arch.norm_eps, norms.gate_rank)
         else:
-            yield model_norm(arch, ctx, found, num_parts=parts) if found else None
+            yield model_norm(arch, ctx, name, num_parts=parts) if name else None
 
 
 class ParallelLayer(DecoderLayer):
@@ -159,7 +143,7 @@ class DecoderForCausalLM:
         self.ops = ctx.ops
         names, size = arch.family.names, arch.hidden_size
         model = ctx.child(names.base)
-        tied, embed = arch.tie_word_embeddings, _embedding_context(names, model)
+        tied, embed = arch.tie_word_embeddings, model.child(names.embedding)
         self.embed_tokens = Embedding(
             embed,
             arch.vocab_size,

@@ -94,11 +94,11 @@ class CompressedOps(RecurrentOps):
         """What a half of a layer reads of a token's streams, and how it writes them (hyper-connections).
 
         With m = products / rms(streams) * scale + base, whose scale is one number for each of the three parts:
-        read = sigmoid(m[:S]) + eps; added = 2 * sigmoid(m[S : 2 * S]); and the S x S matrix softmax(m[2 * S :]) + eps
-        (of rows), whose columns are divided by their sums + eps, then `iterations - 1` times its rows and again its
-        columns.
-        Shapes: streams [T, S * E], products [T, S * (2 + S)] float32 -> [T, E], the sum of read * stream; and
-        [T, S * (1 + S)] float32: added, and the matrix.
+        read = sigmoid(m[:S]) + eps; added = magnitude * sigmoid(m[S : 2 * S]) + least_added; and the S x S matrix
+        softmax(m[2 * S :]) + eps (of rows), whose columns are divided by their sums + eps, then `iterations - 1` times
+        its rows and again its columns. Without iterations there is no third part, and no matrix.
+        Shapes: streams [T, S * E], products [T, S * (2 + S)] float32, or [T, 2 * S] -> [T, E], the sum of read *
+        stream; and [T, S * (1 + S)] float32, or [T, S]: added, and the matrix.
         """
         return cast("tuple[Tensor, Tensor]", self._table["read_streams"](streams, products, weights))
 
@@ -110,8 +110,10 @@ class CompressedOps(RecurrentOps):
         return cast("Tensor", self._table["sum_streams"](streams, products, weights))
 
     def write_streams(self, streams: Tensor, out: Tensor, writing: Tensor) -> Tensor:
-        """added[k] * out + the sum over j of matrix[j, k] * stream j, for each stream k. `writing`: of `read_streams`.
+        """added[k] * out + the sum over j of matrix[j, k] * stream j, for each stream k; without a matrix, + stream k.
 
-        Shapes: streams [T, S * E], out [T, E], writing [T, S * (1 + S)] float32 -> [T, S * E].
+        `writing`: of `read_streams`.
+
+        Shapes: streams [T, S * E], out [T, E], writing [T, S * (1 + S)] float32, or [T, S] -> [T, S * E].
         """
         return cast("Tensor", self._table["write_streams"](streams, out, writing))

@@ -59,7 +59,8 @@ def fill_read(
                 total.add_(opened[:, index : index + 1].add(weights.eps) * stream)
         read[rows] = total.to(read.dtype)
         if writing is not None:
-            writing[rows, :count] = opened[:, count:].mul_(2.0)
+            writing[rows, :count] = opened[:, count:].mul_(weights.magnitude).add_(weights.least_added)
+        if writing is not None and weights.iterations:
             writing[rows, count:] = _balanced(numbers[:, 2 * count :], weights).flatten(1)
 
 
@@ -97,12 +98,15 @@ def fill_written(written: Tensor, streams: Tensor, out: Tensor, writing: Tensor)
     """`Ops.write_streams`. Mutates: written [T, S * E]."""
     size = out.shape[1]
     count = streams.shape[1] // size
+    has_matrix = writing.shape[1] > count
     for rows in _stretches(streams):
         wide, added = torch.split(streams[rows].float(), size, dim=1), out[rows].float()
         numbers = writing[rows]
         for stream in range(count):
             total = numbers[:, stream : stream + 1] * added
-            for source in range(count):
+            if not has_matrix:
+                total.add_(wide[stream])
+            for source in range(count if has_matrix else 0):
                 place = count * (1 + source) + stream
                 total.add_(numbers[:, place : place + 1] * wide[source])
             written[rows, stream * size : (stream + 1) * size] = total.to(written.dtype)

@@ -305,8 +305,11 @@ class HyperWeights:
     base: Tensor
     """[P] float32"""
     iterations: int
+    """0 where streams are not mixed."""
     eps: float
     norm_eps: float
+    magnitude: float
+    least_added: float
 
     @property
     def num_written(self) -> int:

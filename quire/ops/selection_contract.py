@@ -72,6 +72,7 @@ class SelectionOps(CompressedOps):
         *,
         scale: float,
         run: int = 1,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         """`paged_attention` over the positions that were chosen for each token and kv head, as if there were no others.
 
@@ -79,9 +80,9 @@ class SelectionOps(CompressedOps):
         for none. Numbers ascend. Each token has at least one, and all that it sees where these are no more than N. So
         where they are all, the bits are those of `paged_attention`.
         Shapes: query [T, H, D], kv_cache as allocated -> [T, H * D]. selected: [T, N] int32, where there is one kv head
-        and `run` is 1; or [T, K, N], where a run is whole blocks of the cache.
+        and `run` is 1; or [T, K, N], where a run is whole blocks of the cache. sinks [H] float32, as there.
         """
         return cast(
             "Tensor",
-            self._table["selected_attention"](query, kv_cache, metadata, selected, scale=scale, run=run),
+            self._table["selected_attention"](query, kv_cache, metadata, selected, scale=scale, run=run, sinks=sinks),
         )

@@ -85,6 +85,7 @@ GATED = {
     "axk2": {"gated_norm_rank": 300, "num_hidden_layers": 2},
     "glm_moe_dsa": {"num_hidden_layers": 5, "indexer_types": ["full", "shared", "shared", "full", "shared"]},
     "dots3_note_text": {"swa_num_attention_heads": 9, "swa_num_key_value_heads": 9},
+    "hy_v4": {"n_shared_experts": 30, "hc_mult": 2},
     "diffllama": {"head_dim": 48},
     "beam": {"head_dim": 48},
     "doge": {"head_dim": 48},

@@ -61,6 +61,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "axk2 tied": ("axk2", {"attention_bias": True, "tie_word_embeddings": True, "first_k_dense_replace": 0}),
     "glm 5 with a shared choice": ("glm_moe_dsa", {"indexer_types": ["full", "shared", "shared"]}),
     "dots3 note with biases": ("dots3_note_text", {"attention_bias": True, "tie_word_embeddings": True}),
+    "hy v4 with biases": ("hy_v4", {"attention_bias": True, "tie_word_embeddings": True, "hc_mult": 5}),
     "modernbert decoder with biases": (
         "modernbert-decoder",
         {"norm_bias": True, "classifier_bias": True, "attention_bias": True, "tie_word_embeddings": False},

@@ -75,7 +75,7 @@ def test_a_request_does_not_notice_its_neighbours(format: str, pairs: dict[str, 
 @native
 @pytest.mark.parametrize("format", ["ct-int4", "awq", "gptq-desc-act", "ct-fp8", "fp8-blocks", "ct-nvfp4"])
 @pytest.mark.parametrize(
-    "family", ["qwen2", "qwen3_moe", "deepseek_v3", "deepseek_v32", "axk2", "dots3_note_text", "longcat_flash"]
+    "family", ["qwen2", "qwen3_moe", "deepseek_v3", "deepseek_v32", "axk2", "dots3_note_text", "hy_v4", "longcat_flash"]
 )
 def test_other_layers_keep_their_bits(format: str, family: str, tmp_path: Path) -> None:
     """Biases, experts, latents, indexers."""
@@ -85,6 +85,7 @@ def test_other_layers_keep_their_bits(format: str, family: str, tmp_path: Path) 
         "deepseek_v3": {**latent, "moe_intermediate_size": 64},
         "deepseek_v32": {**latent, "moe_intermediate_size": 64, "index_head_dim": 32},
         "axk2": {**latent, "moe_intermediate_size": 64, "index_head_dim": 32, "gated_norm_rank": 32},
+        "hy_v4": {**latent, "moe_intermediate_size": 64, "index_head_dim": 32},
         "dots3_note_text": {
             **latent,
             **{f"swa_{name}": size for name, size in {**latent, "num_attention_heads": 8}.items()},

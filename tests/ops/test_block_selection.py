@@ -35,6 +35,7 @@ class Contexts:
     num_selected: int = 3
     num_local: int = 1
     dtype: torch.dtype = torch.float32
+    sinks: Tensor | None = None
     index: list[Tensor] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -60,7 +61,7 @@ class Contexts:
         query = torch.cat([self.pages.qkv[row][begin:end, : HEADS * SIZE] for row, begin, end in work])
         query = query.view(-1, HEADS, SIZE).contiguous()
         attended = self.ops.selected_attention(
-            query, self.pages.cache, metadata, selected, scale=0.3, run=self.block_size
+            query, self.pages.cache, metadata, selected, scale=0.3, run=self.block_size, sinks=self.sinks
         )
         return selected, attended
 
@@ -87,7 +88,7 @@ def chosen_blocks(contexts: Contexts, row: int, position: int, head: int) -> lis
 def test_the_blocks_of_the_highest_scores_are_attended_to(
     ops: Ops, block_size: int, num_selected: int, num_local: int
 ) -> None:
-    contexts = Contexts(ops, block_size, num_selected, num_local)
+    contexts = Contexts(ops, block_size, num_selected, num_local, sinks=rand(HEADS, seed=9))
     selected, attended = (part.split(LENGTHS) for part in contexts.step(WHOLE))
     for row, length in enumerate(LENGTHS):
         visible = torch.zeros(HEADS, length, length, dtype=torch.bool)
@@ -109,7 +110,9 @@ def naive(contexts: Contexts, row: int, visible: Tensor) -> Tensor:
     query, key, value = heads.split([HEADS, KV_HEADS, KV_HEADS])
     key, value = (part.repeat_interleave(HEADS // KV_HEADS, 0) for part in (key, value))
     scores = (query @ key.transpose(1, 2) * 0.3).masked_fill(~visible, -torch.inf)
-    return (scores.softmax(-1) @ value).transpose(0, 1).flatten(1)
+    sinks = torch.full((HEADS,), -torch.inf) if contexts.sinks is None else contexts.sinks
+    with_sinks = torch.cat((scores, sinks.double().view(HEADS, 1, 1).expand(-1, LENGTHS[row], -1)), dim=2)
+    return (with_sinks.softmax(-1)[:, :, :-1] @ value).transpose(0, 1).flatten(1)
 
 
 def test_the_earlier_of_equal_scores_is_chosen(ops: Ops) -> None:

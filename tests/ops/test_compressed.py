@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -297,14 +297,16 @@ def test_of_equal_scores_the_earlier_entry_is_chosen(ops: Ops) -> None:
     assert selected[299].tolist() == [0, 1, 2, 3, 4]
 
 
-def connection(count: int, num_products: int) -> HyperWeights:
+def connection(count: int, num_products: int, *, iterations: int = 3) -> HyperWeights:
     return HyperWeights(
         count=count,
         scale=rand(num_products, seed=1),
         base=rand(num_products, seed=2),
-        iterations=3,
+        iterations=iterations,
         eps=1e-3,
         norm_eps=1e-5,
+        magnitude=1.7,
+        least_added=0.25,
     )
 
 
@@ -332,9 +334,37 @@ def test_streams_are_read_and_written_as_each_token_says(implementation: str, dt
         matrix = matrix / (matrix.sum(1, keepdim=True) + weights.eps)
     parts = wide.view(50, count, size)
     expected = torch.einsum("tjk,tje->tke", matrix, parts)
-    expected += 2 * numbers[:, count : 2 * count].sigmoid().unsqueeze(2) * out.double().unsqueeze(1)
+    added = weights.magnitude * numbers[:, count : 2 * count].sigmoid() + weights.least_added
+    expected += added.unsqueeze(2) * out.double().unsqueeze(1)
     collapsed = (read.unsqueeze(2) * parts).sum(1)
     assert_close(halves(slice(0, 50)), torch.cat((collapsed, expected.flatten(1)), dim=1))
+    assert_rows_alone(halves, 50)
+
+
+@each_implementation
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("count", [1, 4, 7])
+def test_streams_that_are_not_mixed_stay_as_they_are_but_for_what_is_added(
+    implementation: str, dtype: torch.dtype, count: int
+) -> None:
+    size, num_products = 21, 2 * count
+    streams, out = rand(50, count * size, dtype=dtype), rand(50, size, seed=1, dtype=dtype)
+    products, weights = rand(50, num_products, seed=2), connection(count, num_products, iterations=0)
+
+    def halves(rows: slice) -> Tensor:
+        read, writing = run(implementation, "read_streams", streams[rows], products[rows], weights)
+        assert writing.shape == (read.shape[0], count)
+        written = run(implementation, "write_streams", streams[rows], out[rows], writing)
+        return torch.cat((read, written), dim=1)
+
+    wide = streams.double()
+    rms = (wide.square().mean(1, keepdim=True) + weights.norm_eps).sqrt()
+    numbers = (products.double() / rms * weights.scale.double() + weights.base.double()).sigmoid()
+    parts = wide.view(50, count, size)
+    read = ((numbers[:, :count] + weights.eps).unsqueeze(2) * parts).sum(1)
+    added = weights.magnitude * numbers[:, count:] + weights.least_added
+    expected = parts + added.unsqueeze(2) * out.double().unsqueeze(1)
+    assert_close(halves(slice(0, 50)), torch.cat((read, expected.flatten(1)), dim=1))
     assert_rows_alone(halves, 50)
 
 
@@ -344,12 +374,5 @@ def test_the_last_reading_writes_nothing(implementation: str) -> None:
     whole_weights = connection(3, 15)
     weights = connection(3, 3)
     read, _ = run(implementation, "read_streams", streams, products, whole_weights)
-    last = HyperWeights(
-        count=3,
-        scale=whole_weights.scale[:3],
-        base=whole_weights.base[:3],
-        iterations=weights.iterations,
-        eps=weights.eps,
-        norm_eps=weights.norm_eps,
-    )
+    last = replace(weights, scale=whole_weights.scale[:3], base=whole_weights.base[:3])
     assert torch.equal(run(implementation, "sum_streams", streams, products[:, :3].contiguous(), last), read)

@@ -34,6 +34,7 @@ class Contexts:
     cache_dtype: torch.dtype = torch.float32
     block_size: int = 16
     is_apart: bool = False
+    sinks: Tensor | None = None
 
     def __post_init__(self) -> None:
         width = -(-max(LENGTHS) // self.block_size)
@@ -74,7 +75,8 @@ class Contexts:
         """What these tokens choose, and what they attend to."""
         query, metadata = self.write(work)
         selected = self.select(work, metadata, num_selected)
-        return selected, self.ops.selected_attention(query, self.cache, metadata, selected, scale=0.3)
+        attended = self.ops.selected_attention(query, self.cache, metadata, selected, scale=0.3, sinks=self.sinks)
+        return selected, attended
 
     def select(self, work: list[tuple[int, int, int]], metadata: AttentionMetadata, num_selected: int) -> Tensor:
         index, weights = _rows(self.index, work), _rows(self.weights, work)
@@ -126,16 +128,23 @@ def test_the_earlier_of_equal_scores_is_chosen(ops: Ops) -> None:
 
 @pytest.mark.parametrize("cache_dtype", CACHES)
 @pytest.mark.parametrize("num_selected", [8, 129])
-def test_attention_is_that_over_the_chosen_tokens_alone(ops: Ops, num_selected: int, cache_dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("has_sinks", [False, True])
+def test_attention_is_that_over_the_chosen_tokens_alone(
+    ops: Ops, num_selected: int, cache_dtype: torch.dtype, has_sinks: bool
+) -> None:
     dtype = cache_dtype if cache_dtype.itemsize > 1 else torch.float32
-    contexts = Contexts(ops, dtype=dtype, cache_dtype=cache_dtype)
+    sinks = rand(HEADS, seed=9) if has_sinks else None
+    contexts = Contexts(ops, dtype=dtype, cache_dtype=cache_dtype, sinks=sinks)
     selected, attended = (part.split(list(LENGTHS)) for part in contexts.step(WHOLE, num_selected))
     for row, length in enumerate(LENGTHS):
         query, key, value = contexts.qkv[row].double().view(length, -1, SIZE).split([HEADS, 1, 1], dim=1)
         scores = torch.einsum("thd,ud->thu", query, key[:, 0]) * 0.3
         chosen = torch.zeros(length, length + 1, dtype=torch.bool)
         chosen.scatter_(1, selected[row].long() % (length + 1), True)  # -1 is the column behind the last
-        weights = scores.masked_fill(~chosen[:, None, :length], -torch.inf).softmax(-1)
+        drained = torch.full((HEADS,), -torch.inf) if sinks is None else sinks
+        scores = scores.masked_fill(~chosen[:, None, :length], -torch.inf)
+        with_sinks = torch.cat((scores, drained.double().view(1, HEADS, 1).expand(length, -1, -1)), dim=2)
+        weights = with_sinks.softmax(-1)[:, :, :-1]
         expected = torch.einsum("thu,ud->thd", weights, value[:, 0]).flatten(1)
         if cache_dtype.itemsize > 1:
             assert_close(attended[row], expected)
@@ -155,6 +164,11 @@ def test_where_all_are_chosen_the_bits_are_those_of_dense_attention(
     dense = ops.paged_attention(query, contexts.cache, metadata, scale=0.3)
     selected = contexts.select(WHOLE, metadata, 300)
     assert torch.equal(ops.selected_attention(query, contexts.cache, metadata, selected, scale=0.3), dense)
+    sinks = rand(HEADS, seed=9)
+    drained = ops.paged_attention(query, contexts.cache, metadata, scale=0.3, sinks=sinks)
+    sparse = ops.selected_attention(query, contexts.cache, metadata, selected, scale=0.3, sinks=sinks)
+    assert torch.equal(sparse, drained)
+    assert not torch.equal(drained, dense)
     # The last token of the third sequence alone chooses: all but one, of which its neighbours see nothing.
     selected = contexts.select(WHOLE, metadata, 299)
     others = torch.arange(len(dense)) != sum(LENGTHS[:3]) - 1

@@ -42,7 +42,7 @@ void balance(float* matrix, int64_t count, float eps, int64_t iterations) {
 template <class T>
 void read_streams_of(const HyperArgs& args, int64_t token, float* numbers) {
   const int64_t count = args.count, size = args.size, width = count * size;
-  const int64_t num_products = args.writing == nullptr ? count : count * (2 + count);
+  const int64_t num_products = count + args.num_written();
   const T* streams = static_cast<const T*>(args.streams) + token * width;
   T* out = static_cast<T*>(args.out) + token * size;
   const float squares = row_sum(width, [&](int64_t i, int n) __attribute__((always_inline)) {
@@ -62,14 +62,31 @@ void read_streams_of(const HyperArgs& args, int64_t token, float* numbers) {
     store_some(out + i, total, n);
   });
   if (args.writing == nullptr) return;
-  float* writing = args.writing + token * count * (1 + count);
-  for (int64_t i = 0; i < count; ++i) writing[i] = 2.0f * numbers[count + i];
+  float* writing = args.writing + token * args.num_written();
+  for (int64_t i = 0; i < count; ++i) writing[i] = args.magnitude * numbers[count + i] + args.least_added;
+  if (args.iterations == 0) return;
   for (int64_t i = 0; i < count * count; ++i) writing[count + i] = numbers[2 * count + i];
   balance(writing + count, count, args.eps, args.iterations);
 }
 
 template <class T>
+void add_to_streams_of(const StreamWriteArgs& args, int64_t token) {
+  const int64_t count = args.count, size = args.size;
+  const T* added = static_cast<const T*>(args.added) + token * size;
+  for (int64_t stream = 0; stream < count; ++stream) {
+    const int64_t first = (token * count + stream) * size;
+    const T* own = static_cast<const T*>(args.streams) + first;
+    T* out = static_cast<T*>(args.out) + first;
+    each_vector(size, [&](int64_t i, int n) __attribute__((always_inline)) {
+      const vf share = set1(args.writing[token * count + stream]);
+      store_some(out + i, fma(load_some(added + i, n), share, load_some(own + i, n)), n);
+    });
+  }
+}
+
+template <class T>
 void write_streams_of(const StreamWriteArgs& args, int64_t token) {
+  if (!args.has_matrix) return add_to_streams_of<T>(args, token);
   const int64_t count = args.count, size = args.size;
   const T* streams = static_cast<const T*>(args.streams) + token * count * size;
   const T* added = static_cast<const T*>(args.added) + token * size;

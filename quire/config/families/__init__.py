@@ -92,6 +92,7 @@ ARCHITECTURES: Mapping[str, str] = MappingProxyType(
         "hunyuan_v1_dense": "HunYuanDenseV1ForCausalLM",
         "hunyuan_v1_moe": "HunYuanMoEV1ForCausalLM",
         "hy_v3": "HYV3ForCausalLM",
+        "hy_v4": "HYV4ForCausalLM",
         "hyperclovax": "HyperCLOVAXForCausalLM",
         "internlm3": "InternLM3ForCausalLM",
         "iquestcoder": "IQuestCoderForCausalLM",

@@ -4,15 +4,15 @@ from quire.config.family_spec import FamilySpec, Norms, WeightNames, experts
 from quire.config.layers.compressed import (
     compressed_attention,
     compressed_heads,
-    hyper_connections,
     token_or_router_experts,
 )
+from quire.config.layers.streams import mixed_streams
 
 BIASES = "has no biases in this family. Set it to false."
 
 SPEC = FamilySpec(
     architecture="DeepseekV4ForCausalLM",
-    model_class="quire.models.deepseek_v4:DeepseekV4ForCausalLM",
+    model_class="quire.models.hyper_connections:HyperForCausalLM",
     spellings={"intermediate_size": "moe_intermediate_size"},
     defaults={
         "vocab_size": 129_280,
@@ -51,14 +51,14 @@ SPEC = FamilySpec(
     derived=compressed_heads,
     refused={"attention_bias": BIASES, "mlp_bias": BIASES},
     compressed=compressed_attention,
-    hyper=hyper_connections,
+    hyper=mixed_streams,
     norms=Norms(input="attn_norm", pre_mlp="ffn_norm"),
     mlp=experts(token_or_router_experts),
     attention_bias=False,
     output_bias=False,
     names=WeightNames(
         embedding="embed",
-        resaved_embedding="embed_tokens",
+        resaved=(("embed.", "embed_tokens."), ("hc_head_", "hc_head.hc_")),
         attention="attn",
         sinks="attn_sink",
         mlp="ffn",

@@ -118,5 +118,5 @@ SPEC = FamilySpec(
     recurrent=_recurrent,
     latent=latent_attention(rotates=False),
     mlp=experts(deepseek_v3_experts),
-    names=WeightNames(recurrent="self_attn", resaved_mlp="block_sparse_moe"),
+    names=WeightNames(recurrent="self_attn", resaved=(("mlp.", "block_sparse_moe."),)),
 )

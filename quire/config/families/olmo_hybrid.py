@@ -61,5 +61,5 @@ SPEC = FamilySpec(
     rotated=_rotated,
     norms=replace(olmo2.NORMS, recurrent=Norms(input="attention_layer_norm", pre_mlp="feedforward_layer_norm")),
     mlp=gated(),
-    names=WeightNames(recurrent="linear_attn", resaved_norms=(("post_attention_layernorm", "feedforward_layer_norm"),)),
+    names=WeightNames(recurrent="linear_attn", resaved=(("post_attention_layernorm.", "feedforward_layer_norm."),)),
 )

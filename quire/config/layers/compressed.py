@@ -6,11 +6,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from quire.config.config_keys import ConfigKeys, is_number
+from quire.config.config_keys import ConfigKeys
 from quire.config.layers.experts import ClampedGate, ExpertsSpec, Routing, Scores, num_chosen_of, num_experts_of
 from quire.config.layers.mixers import CompressedAttentionSpec, CompressorSpec, IndexerSpec
 from quire.config.layers.rope import SHARE, RopeConfig, RopeType, rotation_of, single_rope
-from quire.config.layers.streams import HyperSpec
 from quire.errors import counted
 
 SLIDING, SPARSE, HEAVY = "sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention"
@@ -22,8 +21,6 @@ MAX_BLOCK = 8192
 """Tokens of the smallest block that has whole entries of all layers; more can only be a mistake."""
 MAX_HEADS = 4096
 MAX_INDEX_SIZE = 1024
-MAX_STREAMS = 64
-MAX_ITERATIONS = 1000
 SCORES: Mapping[str, Scores] = {"sqrtsoftplus": Scores.SQRT_SOFTPLUS, "sigmoid": Scores.SIGMOID}
 STRETCHED = (RopeType.DEFAULT, RopeType.LINEAR, RopeType.YARN, RopeType.LLAMA3)
 """Rotations whose frequencies are the same for contexts of any length."""
@@ -160,18 +157,6 @@ def _share(keys: ConfigKeys) -> float:
     if keys.raw.get(SHARE) is None and keys.raw.get("qk_rope_head_dim") is not None:
         return keys.count("qk_rope_head_dim") / keys.count("head_dim", most=MAX_HEADS)
     return keys.positive(SHARE)
-
-
-def hyper_connections(keys: ConfigKeys) -> HyperSpec:
-    """The streams of a token."""
-    _, eps = keys.find(("hc_eps",))
-    if not is_number(eps) or not 0 <= eps < 1:
-        keys.refuse("hc_eps", eps, "must be a number from 0 to 1")
-    return HyperSpec(
-        count=keys.count("hc_mult", most=MAX_STREAMS),
-        iterations=keys.count("hc_sinkhorn_iters", most=MAX_ITERATIONS),
-        eps=float(eps),
-    )
 
 
 def token_or_router_experts(keys: ConfigKeys, num_layers: int) -> tuple[ExpertsSpec | None, ...]:

@@ -107,9 +107,21 @@ class ExpertsSpec:
     """A table names the experts of each token's number, so the router only weighs them."""
     shared_size: int = 0
     """Width of an expert that every token passes; 0 for none."""
+    clamps_shared: bool = True
+    """`gate` is the shared expert's, too; if not, it has the model's activation and a product, and is an MLP beside."""
     has_shared_gate: bool = False
     """The shared expert's output is multiplied by the sigmoid of a product of its own."""
     has_shared_bias: bool = False
+
+    @property
+    def has_mlp_beside(self) -> bool:
+        """Whether the shared expert is computed by itself."""
+        return self.shared_size > 0 and not self.clamps_shared
+
+    @property
+    def widest(self) -> int:
+        """Inner features of the widest expert of those that are computed together."""
+        return self.size if self.has_mlp_beside else max(self.size, self.shared_size)
 
     @property
     def num_candidates(self) -> int:

@@ -18,6 +18,8 @@ MAX_HEADS = 4096
 """Each has weights of its own; more can only be a mistake."""
 INDEXED = "indexed_attention"
 """What transformers calls layers that have an indexer."""
+EARLIER = "deepseek_sparse_attention"
+"""What it called them before."""
 FULL, SHARED = "full", "shared"
 """What `indexer_types` calls layers that have one, and those that attend to the choice of another."""
 OFFSET = "index_skip_topk_offset"
@@ -60,16 +62,16 @@ def latent_heads(keys: ConfigKeys) -> Mapping[str, Any]:
     return {"num_key_value_heads": 1, "head_dim": cached_latent_size(rope_size, latent_size)}
 
 
-def indexed_attention(*, interleaved_index: bool) -> LatentRule:
-    """Latent attention whose tokens an indexer chooses; the rotated features of latents are pairs of neighbours."""
-    attention = latent_attention(interleaved=True)
+def indexed_attention(*, interleaved_index: bool, interleaved: bool = True) -> LatentRule:
+    """Latent attention whose tokens an indexer chooses; the rotated features of both are pairs of neighbours or not."""
+    attention = latent_attention(interleaved)
 
     def rule(keys: ConfigKeys, max_position: int, aliases: Mapping[str, str]) -> LatentAttentionSpec:
         spec = attention(keys, max_position, aliases)
         if spec.query_rank is None:
             keys.refuse("q_lora_rank", None, "must be a number: the indexer reads low-rank queries")
         kinds = keys.raw.get("layer_types")
-        if kinds is not None and (not isinstance(kinds, list) or {*map(str, kinds)} != {INDEXED}):
+        if kinds is not None and (not kinds or not isinstance(kinds, list) or {*map(str, kinds)} - {INDEXED, EARLIER}):
             keys.refuse("layer_types", kinds, f"must be null or list {INDEXED} alone")
         return replace(spec, indexer=indexer_of(keys, max_position, interleaved=interleaved_index))
 

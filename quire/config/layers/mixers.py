@@ -209,11 +209,15 @@ class IndexerSpec:
     num_heads: int
     """Of queries; all of them read one key of each token, which the cache keeps behind the latent."""
     head_size: int
-    """Its first features rotate, as many as those of attention; its last ones in compressed attention."""
+    """Its first features rotate, as many as those of attention; its last ones in compressed attention, or by
+    `rotates_last`."""
     num_selected: int
     """Tokens, or entries, of the context that a query attends to, at most: those of the highest scores."""
     interleaved: bool
     """Whether pairs of neighbouring features rotate, not the two halves; attention may do the other."""
+    rotates_last: bool = False
+    norm_eps: float = 1e-6
+    """Of the norm of keys, whatever the model's others have."""
     is_shared: bool = False
     """Whether layers behind this one attend to what it chose."""
 
@@ -255,6 +259,8 @@ class LatentAttentionSpec(Mixer):
     """None where queries attend to all tokens that they see, or to those that another layer chose."""
     num_shared: int | None = None
     """Queries attend to the tokens that the last indexer before this layer chose, so many at most."""
+    has_sinks: bool = False
+    """Whether each head has a learned score of no token."""
     num_gates: int = 0
     """What was attended to is multiplied by the sigmoids of so many gates: of each feature, or of each head."""
     gates_with_queries: bool = False

@@ -5,6 +5,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from quire.config.config_keys import ConfigKeys, is_number
+
+MAX_STREAMS = 64
+MAX_ITERATIONS = 1000
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamsSpec:
@@ -65,19 +70,30 @@ class HyperSpec:
     """Streams that every half of a layer reads and writes (hyper-connections, https://arxiv.org/abs/2409.19606).
 
     Numbers of each token say how much of each stream the half reads, how much of what it gives is added to each, and
-    how the streams are mixed, by a matrix whose rows and columns add up to one. `models/deepseek_v4.py` computes it.
+    how the streams are mixed, by a matrix whose rows and columns add up to one. `models/hyper_connections.py` computes
+    it.
     """
 
     count: int
-    iterations: int
-    """By which rows and columns are divided by their sums, in turns (Sinkhorn and Knopp)."""
+    iterations: int = 0
+    """By which rows and columns are divided by their sums, in turns (Sinkhorn and Knopp); 0 where there is no matrix:
+    streams are not mixed."""
     eps: float
     """Added to sums, and to what is read."""
+    magnitude: float = 2.0
+    """Of the sigmoids that say what is added."""
+    least_added: float = 0.0
+    """Added to that."""
+
+    @property
+    def parts(self) -> tuple[int, ...]:
+        """Numbers of a token for one half: what is read, what is added, and the matrix."""
+        return (self.count, self.count, self.count**2) if self.iterations else (self.count, self.count)
 
     @property
     def num_products(self) -> int:
-        """Numbers of a token for one half: what is read, what is added, and the matrix."""
-        return self.count * (2 + self.count)
+        """All of them."""
+        return sum(self.parts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,3 +106,22 @@ class LayerEmbeddingsSpec:
     size: int
     vocab_size: int
     """Tokens that have such embeddings; all others have those of token 0."""
+
+
+def mixed_streams(keys: ConfigKeys) -> HyperSpec:
+    """Hyper-connections with a matrix (DeepSeek V4)."""
+    iterations = keys.count("hc_sinkhorn_iters", most=MAX_ITERATIONS)
+    return HyperSpec(count=keys.count("hc_mult", most=MAX_STREAMS), iterations=iterations, eps=_eps(keys))
+
+
+def apart_streams(keys: ConfigKeys) -> HyperSpec:
+    """Hyper-connections without one (HY V4)."""
+    count, magnitude, eps = keys.count("hc_mult", most=MAX_STREAMS), keys.positive("hc_magnitude"), _eps(keys)
+    return HyperSpec(count=count, eps=eps, magnitude=magnitude, least_added=eps)
+
+
+def _eps(keys: ConfigKeys) -> float:
+    _, eps = keys.find(("hc_eps",))
+    if not is_number(eps) or not 0 <= eps < 1:
+        keys.refuse("hc_eps", eps, "must be a number from 0 to 1")
+    return float(eps)

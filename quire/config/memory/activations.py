@@ -17,8 +17,9 @@ from quire.config.layers.mixers import (
 )
 from quire.config.layers.recurrent_mixers import RecurrentSpec
 from quire.config.layers.streams import LayerEmbeddingsSpec, SphereSpec, StreamsSpec
-from quire.config.memory.compressed_activations import hyper_step
+from quire.config.memory.hyper_activations import hyper_step
 from quire.config.memory.latent_activations import attend_latents, open_attended
+from quire.config.memory.mlp_activations import feed
 from quire.config.memory.recurrent_activations import recur
 from quire.config.memory.reference_activations import has_shortcuts, reference_activation_bytes
 from quire.config.memory.step_layout import FLOAT, INT32, Places, StepLayout
@@ -217,7 +218,7 @@ def _sphere(layout: StepLayout, arch: ModelArch, sphere: SphereSpec) -> None:
         _move(layout, size, "between")
         layout.take("normed", size)
         layout.take("inner", layer.mlp.intermediate_size)
-        _renorm(layout, "inner", layer.mlp.intermediate_size)
+        layout.renew("inner", layer.mlp.intermediate_size)
         layout.take("mixed", size)
         layout.free("inner")
         _move(layout, size, "out")
@@ -360,15 +361,7 @@ def _feed(layout: StepLayout, arch: ModelArch, norms: Norms, mlp: MlpSpec) -> No
         layout.rename("renormed", "normed")
     elif not arch.is_parallel:
         _norm(layout, norms, norms.pre_mlp, size)
-    inner = 0 if mlp.experts else mlp.intermediate_size
-    layout.take("gates", 2 * inner if mlp.kind is MlpKind.SPARSE else 0)
-    layout.take("both", 2 * inner if mlp.gate is not None else 0)
-    layout.take("inner", inner)
-    layout.free("both")
-    if arch.norms.gated is not None:
-        _renorm(layout, "inner", inner)
-    layout.take("out", size)
-    layout.free("gates", "inner")
+    feed(layout, arch, mlp)
     if mlp.beside is not None:
         _mix_beside(layout, arch)
         return
@@ -449,9 +442,9 @@ def _attend(
     layout.free("qkv" if mixer.blocks is None else "selected", "query")
     open_attended(layout, mixer.num_gates)
     if arch.norms.attended is not None or arch.sphere is not None:
-        _renorm(layout, "attended", heads)
+        layout.renew("attended", heads)
     if is_difference:
-        _renorm(layout, "attended", heads // 2)
+        layout.renew("attended", heads // 2)
         layout.take("renormed", mixer.cached.head_size, rows=mixer.heads.num_heads // 2)
         layout.free("attended")
         layout.rename("renormed", "attended")
@@ -481,13 +474,6 @@ def _select_blocks(layout: StepLayout, indexer: BlockIndexerSpec) -> None:
     layout.free("raw")
     layout.take("selected", indexer.num_heads * indexer.num_selected, INT32)
     layout.free("index query")
-
-
-def _renorm(layout: StepLayout, name: str, columns: int) -> None:
-    """A tensor takes the place of the one that it is the norm of."""
-    layout.take("renormed", columns)
-    layout.free(name)
-    layout.rename("renormed", name)
 
 
 def _norm(layout: StepLayout, norms: Norms, name: str | None, size: int) -> None:

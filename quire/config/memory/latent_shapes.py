@@ -40,7 +40,9 @@ def _queries(arch: ModelArch, mixer: LatentAttentionSpec) -> list[Shape]:
 
 
 def latent_floats(arch: ModelArch, mixer: LatentAttentionSpec) -> int:
-    """Norms, and biases but for the output's."""
+    """Norms, sinks, and biases but for the output's."""
     rank, index = mixer.query_rank or 0, 2 * mixer.indexer.head_size if mixer.indexer else 0
     norms = rank + mixer.latent_size + index + mixer.has_key_norm * mixer.rope_size
-    return norms + arch.attention_bias * (rank + mixer.latent_size + mixer.rope_size)
+    return (
+        norms + mixer.has_sinks * mixer.num_heads + arch.attention_bias * (rank + mixer.latent_size + mixer.rope_size)
+    )

@@ -35,6 +35,8 @@ def reference_activation_bytes(arch: ModelArch, item: int) -> int:
         beside += item * 4 * arch.num_layers * arch.layer_embeddings.size
     if any(layer.beside for layer in arch.mlps):
         mlp += item * 4 * size
+    if any(experts.has_mlp_beside for experts in arch.mixtures):
+        mlp += item * size
     if has_shortcuts(arch):
         beside += item * 2 * size
     if arch.streams is not None or arch.hyper is not None or arch.layer_embeddings is not None:

@@ -39,7 +39,7 @@ def _one_by_one_bytes(arch: ModelArch, experts: ExpertsSpec, dtype: str, num_tok
     """The sum in float32, the rows of an expert, their inner features and its output in float32; the router's input,
     logits and order, and the choice. A clamped gate also has both its inputs, and its output, in float32."""
     item, size = DTYPE_BYTES[dtype], arch.hidden_size
-    inner = max(experts.size, experts.shared_size) * (item if experts.gate is None else item + 12)
+    inner = experts.widest * (item if experts.gate is None else item + 12)
     return num_tokens * (size * (8 + item) + inner + experts.num_candidates * 32 + experts.routing.num_chosen * 48)
 
 
@@ -69,7 +69,7 @@ def _kept(num_bytes: int) -> int:
 
 def _routed_bytes(arch: ModelArch, experts: ExpertsSpec, num_tokens: int) -> int:
     """Logits, choices with their weights and places, and the sum in float32."""
-    choices = experts.routing.num_chosen + (experts.shared_size > 0)
+    choices = experts.routing.num_chosen + (experts.shared_size > 0 and not experts.has_mlp_beside)
     of_token = 4 * (experts.num_candidates + 1 + arch.hidden_size) + 20 * choices
     return num_tokens * of_token + 32 * experts.num_candidates + num_tokens * choices // BATCH_ROWS * 24 + 4096
 
@@ -78,7 +78,7 @@ def _wave_bytes(arch: ModelArch, experts: ExpertsSpec, dtype: str, num_tokens: i
     """One row takes most where it is alone: quantised inputs are laid out for 16 rows. Sums before a gate are kept
     where a product does not end with it, and inputs that are weighed.
     """
-    choices, widest = experts.routing.num_chosen + 1, max(experts.size, experts.shared_size)
+    choices, widest = experts.routing.num_chosen + 1, experts.widest
     item, has_sums = DTYPE_BYTES[dtype], experts.gate is not None or not experts.is_gated or widest % 32 > 0
     row = 4 * arch.hidden_size + (item + 8 * has_sums) * widest + item * experts.routing.weighs_input * arch.hidden_size
     depth = round_up(arch.hidden_size, 64) + round_up(widest, 64)

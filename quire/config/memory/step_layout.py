@@ -55,6 +55,12 @@ class StepLayout:
         for name in names:
             del self._pieces[name]
 
+    def renew(self, name: str, columns: int) -> None:
+        """Let a piece take the place of the one that it is made of."""
+        self.take("renewed", columns)
+        self.free(name)
+        self.rename("renewed", name)
+
     def rename(self, old: str, new: str) -> None:
         """Call a piece by another name."""
         self._pieces[new] = self._pieces.pop(old)

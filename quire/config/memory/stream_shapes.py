@@ -58,7 +58,7 @@ def num_repeated(arch: ModelArch) -> int:
     """Numbers of scales of hyper-connections that are there once for each product, and in the checkpoint once for all
     that read, add or mix."""
     hyper = arch.hyper
-    return 0 if hyper is None else 2 * arch.num_layers * (hyper.num_products - 3) + hyper.count - 1
+    return 0 if hyper is None else 2 * arch.num_layers * (hyper.num_products - len(hyper.parts)) + hyper.count - 1
 
 
 def _of_layer_embeddings(arch: ModelArch) -> list[LinearShape]:

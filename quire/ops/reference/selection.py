@@ -48,26 +48,36 @@ def select_tokens(
 
 @one_thread()
 def selected_attention(
-    query: Tensor, kv_cache: Tensor, metadata: AttentionMetadata, selected: Tensor, *, scale: float, run: int = 1
+    query: Tensor,
+    kv_cache: Tensor,
+    metadata: AttentionMetadata,
+    selected: Tensor,
+    *,
+    scale: float,
+    run: int = 1,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """See `Ops.selected_attention`."""
     out = query.new_empty(query.shape[0], query.shape[1] * query.shape[2])
     of_heads = selected if selected.dim() == 3 else selected.unsqueeze(1)
+    of_sinks = (None,) * of_heads.shape[1] if sinks is None else sinks.chunk(of_heads.shape[1])
+    scores = [Scores(scale=scale, sinks=own) for own in of_sinks]
     for index, tokens, first in _sequences(metadata):
         rows = slice(tokens.start, tokens.stop)
         if first + len(tokens) <= of_heads.shape[2] * run:
-            out[rows] = paged_attention(query[rows], kv_cache, _alone(metadata, index), scale=scale)
+            out[rows] = paged_attention(query[rows], kv_cache, _alone(metadata, index), scale=scale, sinks=sinks)
             continue
         context = gather(kv_cache, metadata, index, 0, 0, first + len(tokens))
         for position, token in enumerate(tokens, first):
-            heads = zip(query[token].chunk(of_heads.shape[1]), of_heads[token], context.unbind(1), strict=True)
-            parts = [_attend_chosen(*head, position, Scores(scale=scale), run) for head in heads]
+            queries = query[token].chunk(of_heads.shape[1])
+            heads = zip(queries, of_heads[token], context.unbind(1), scores, strict=True)
+            parts = [_attend_chosen(*head, position, run) for head in heads]
             out[token] = torch.cat(parts).flatten()
     return out
 
 
 def _attend_chosen(
-    query_GD: Tensor, selected_N: Tensor, context: Tensor, position: int, scores: Scores, run: int
+    query_GD: Tensor, selected_N: Tensor, context: Tensor, scores: Scores, position: int, run: int
 ) -> Tensor:
     """The queries of one KV head, over what of its context [2, U, D or more] was chosen. Gives [G, D]."""
     places = (selected_N[selected_N >= 0].long().unsqueeze(1) * run + torch.arange(run)).flatten()

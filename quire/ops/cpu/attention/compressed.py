@@ -167,6 +167,8 @@ def _read(streams: Tensor, products: Tensor, weights: HyperWeights, writing: Ten
             size,
             weights.eps,
             weights.norm_eps,
+            weights.magnitude,
+            weights.least_added,
             weights.iterations,
         )
     )
@@ -176,6 +178,7 @@ def _read(streams: Tensor, products: Tensor, weights: HyperWeights, writing: Ten
 def write_streams(streams: Tensor, out: Tensor, writing: Tensor) -> Tensor:
     """See `Ops.write_streams`."""
     tokens, size = out.shape
+    count = streams.shape[1] // size
     written = empty(streams.shape, streams.dtype)
     check(
         lib.qr_write_streams(
@@ -185,8 +188,9 @@ def write_streams(streams: Tensor, out: Tensor, writing: Tensor) -> Tensor:
             out.data_ptr(),
             writing.data_ptr(),
             tokens,
-            streams.shape[1] // size,
+            count,
             size,
+            int(writing.shape[1] > count),
         )
     )
     return written

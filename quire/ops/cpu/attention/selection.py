@@ -77,13 +77,20 @@ def select_blocks(query: Tensor, keys: RowCache, *, block_size: int, num_selecte
 
 
 def selected_attention(
-    query: Tensor, kv_cache: Tensor, metadata: AttentionMetadata, selected: Tensor, *, scale: float, run: int = 1
+    query: Tensor,
+    kv_cache: Tensor,
+    metadata: AttentionMetadata,
+    selected: Tensor,
+    *,
+    scale: float,
+    run: int = 1,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """See `Ops.selected_attention`."""
     tokens, heads, head_size = query.shape
     out = empty((tokens, heads * head_size), query.dtype)
     if selected.dim() == 3:
-        given = partial(_attend_runs, metadata=metadata, scale=scale, run=run)
+        given = partial(_attend_runs, metadata=metadata, scale=scale, run=run, sinks=sinks)
         run_or_note(given, out, query, kv_cache, selected)
         return out
     check(
@@ -98,6 +105,7 @@ def selected_attention(
             heads,
             head_size,
             scale,
+            None if sinks is None else sinks.data_ptr(),
         )
     )
     return out
@@ -112,18 +120,20 @@ def _attend_runs(
     metadata: AttentionMetadata,
     scale: float,
     run: int,
+    sinks: Tensor | None,
 ) -> None:
     """Mutates: out."""
     _, kv_heads, most = selected.shape
     if metadata.seq_lens.max() <= most * run:
-        attend_pages(out, query, kv_cache, metadata, scale=scale)
+        attend_pages(out, query, kv_cache, metadata, scale=scale, sinks=sinks)
         return
     tokens, heads, head_size = query.shape
     by_head = out.view(tokens, kv_heads, -1)
     for head, queries in enumerate(query.chunk(kv_heads, dim=1)):
         part = out.new_empty(tokens, heads // kv_heads * head_size)
         seen = by_runs(metadata, selected[:, head], run)
-        attend_pages(part, queries.contiguous(), kv_cache[:, :, head : head + 1], seen, scale=scale)
+        own = None if sinks is None else sinks.chunk(kv_heads)[head]
+        attend_pages(part, queries.contiguous(), kv_cache[:, :, head : head + 1], seen, scale=scale, sinks=own)
         by_head[:, head] = part
 
 

@@ -1,4 +1,4 @@
-"""DeepSeek V4: several hidden states of each token (streams), which every half of a layer reads and writes."""
+"""Hyper-connections: several hidden states of each token (streams), which every half of a layer reads and writes."""
 
 from __future__ import annotations
 
@@ -13,13 +13,9 @@ from quire.layers.context import LayerContext
 from quire.layers.experts import MixtureOfExperts
 from quire.layers.norm import model_norm
 from quire.layers.quantization.schemes import DENSE
-from quire.models.blocks import mixer_of
+from quire.models.blocks import mixer_of, mlp_of
 from quire.models.decoder import DecoderForCausalLM
 from quire.ops.operands import HyperWeights
-
-
-def _parent(ctx: LayerContext) -> LayerContext:
-    return replace(ctx, name=ctx.name.rpartition(".")[0])
 
 
 class HyperConnection:
@@ -30,8 +26,8 @@ class HyperConnection:
         hyper = arch.hyper
         assert hyper is not None
         self.ops = ctx.ops
-        count = hyper.count if only_reads else hyper.num_products
-        parts = (hyper.count,) if only_reads else (hyper.count, hyper.count, hyper.count**2)
+        parts = hyper.parts[:1] if only_reads else hyper.parts
+        count = sum(parts)
         # In float32 whatever the model's dtype, as they were trained.
         exact, name = replace(ctx, scheme=DENSE, dtype=torch.float32), f"{prefix}fn"
         self.products = exact.packed([name], [exact.read(name, (count, hyper.count * arch.hidden_size))])
@@ -43,10 +39,12 @@ class HyperConnection:
             iterations=hyper.iterations,
             eps=hyper.eps,
             norm_eps=arch.norm_eps,
+            magnitude=hyper.magnitude,
+            least_added=hyper.least_added,
         )
 
     def read(self, streams: Tensor) -> tuple[Tensor, Tensor]:
-        """See `Ops.read_streams`. Shapes: streams [T, S * E] -> [T, E], [T, S * (1 + S)] float32."""
+        """See `Ops.read_streams`. Shapes: streams [T, S * E] -> [T, E], [T, numbers for `write_streams`] float32."""
         products = self.ops.linear(streams, self.products, out_dtype=torch.float32)
         return self.ops.read_streams(streams, products, self.weights)
 
@@ -58,21 +56,20 @@ class HyperConnection:
 
 
 class HyperLayer:
-    """Attention and experts, each behind a norm of what it reads of the streams."""
+    """Attention and an MLP, each behind a norm of what it reads of the streams."""
 
     def __init__(self, arch: ModelArch, ctx: LayerContext, index: int) -> None:
-        names, norms = arch.family.names, arch.norms
+        norms, (around_mixer, around_mlp, _) = arch.norms, arch.family.names.hyper
         assert norms.input is not None
         assert norms.pre_mlp is not None
-        assert names.mlp is not None
         self.ops = ctx.ops
         (place,) = arch.places_of(index)
-        self.mixer_streams = HyperConnection(arch, ctx, "hc_attn_")
+        self.mixer_streams = HyperConnection(arch, ctx, around_mixer)
         self.input_norm = model_norm(arch, ctx, norms.input)
         self.mixer = mixer_of(arch, ctx, place)
-        self.mlp_streams = HyperConnection(arch, ctx, "hc_ffn_")
+        self.mlp_streams = HyperConnection(arch, ctx, around_mlp)
         self.pre_mlp_norm = model_norm(arch, ctx, norms.pre_mlp)
-        self.experts = MixtureOfExperts(arch, arch.layers[index].mlp, ctx.child(names.mlp))
+        self.mlp = mlp_of(arch, ctx, index)
 
     def mix(self, streams: Tensor, ctx: ForwardContext) -> Tensor:
         """The half with attention. Shapes: streams [T, S * E] -> [T, S * E]. Mutates: the layer's caches."""
@@ -80,13 +77,17 @@ class HyperLayer:
         return self.ops.write_streams(streams, self.mixer(self.input_norm(read), ctx), writing)
 
     def feed(self, streams: Tensor, token_ids: Tensor) -> Tensor:
-        """The half with experts. Shapes: streams [T, S * E], token_ids [T] -> [T, S * E]."""
+        """The half with the MLP. Shapes: streams [T, S * E], token_ids [T] -> [T, S * E]."""
         read, writing = self.mlp_streams.read(streams)
-        fed = self.experts(self.pre_mlp_norm(read), token_ids=token_ids)
-        return self.ops.write_streams(streams, fed, writing)
+        return self.ops.write_streams(streams, self._fed(self.pre_mlp_norm(read), token_ids), writing)
+
+    def _fed(self, normed: Tensor, token_ids: Tensor) -> Tensor:
+        if isinstance(self.mlp, MixtureOfExperts):
+            return self.mlp(normed, token_ids=token_ids)
+        return self.mlp(normed)
 
 
-class DeepseekV4ForCausalLM(DecoderForCausalLM):
+class HyperForCausalLM(DecoderForCausalLM):
     """Streams made of the token embeddings, layers that read and write them, and one last reading."""
 
     def make_layers(self, arch: ModelArch, ctx: LayerContext) -> None:
@@ -94,9 +95,8 @@ class DeepseekV4ForCausalLM(DecoderForCausalLM):
         assert arch.hyper is not None
         self.num_streams = arch.hyper.count
         self.hyper_layers = [HyperLayer(arch, ctx.child(index), index) for index in range(arch.num_layers)]
-        last = ctx.beside("hc_head")  # as transformers writes it; published, its tensors are the model's own
-        names = (last, "hc_") if last.has("hc_fn") else (_parent(ctx), "hc_head_")
-        self.last_streams = HyperConnection(arch, *names, only_reads=True)
+        model = replace(ctx, name=ctx.name.rpartition(".")[0])
+        self.last_streams = HyperConnection(arch, model, arch.family.names.hyper[2], only_reads=True)
 
     def forward(self, token_ids: Tensor, ctx: ForwardContext) -> Tensor:
         """See `interfaces.Model`."""
