@@ -439,6 +439,29 @@ def test_calls_come_whole_and_their_results_go_back(serve: Serve, stream: bool) 
         assert chat(client, messages=history, tools=[TOOL]).done
 
 
+MOVED = {"to": "north west", "by": 7}
+FIXED = {"type": "object", "properties": {name: {"enum": [value]} for name, value in MOVED.items()}}
+MOVE = {"type": "function", "function": {"name": "move", "parameters": {**FIXED, "required": list(MOVED)}}}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("options", "is_whole"),
+    [({}, True), ({"stop": ["</tool_call>"]}, True), ({"stop": [" west"]}, False), ({"num_predict": 40}, False)],
+)
+def test_a_call_that_is_cut_is_left_out(server: Running, options: dict[str, Any], is_whole: bool, stream: bool) -> None:
+    """Clients run every call they find."""
+    question = [{"role": "user", "content": "What is 12 times 7?"}]
+    options = {"temperature": 0, "num_predict": 200, **options}
+    reply = server.post("/api/chat", model=MODEL, messages=question, tools=[MOVE], options=options, stream=stream)
+    parts = [json.loads(part) for part in reply.text.splitlines()]
+    calls = [call["function"] for part in parts for call in part["message"].get("tool_calls", ())]
+    warnings = [warning for part in parts for warning in part.get("warnings", ())]
+    assert calls == ([{"name": "move", "arguments": MOVED}] if is_whole else [])
+    assert ["the call of move is left out" in warning for warning in warnings] == ([] if is_whole else [True])
+    assert parts[-1]["done_reason"] == ("length" if options["num_predict"] < 200 else "stop")
+
+
 @pytest.mark.parametrize("think", [None, True, False])
 def test_thinking_is_told_from_the_answer(serve: Serve, think: bool | None) -> None:
     with serve(reasoning_parser="deepseek_r1") as running, ollama.Client(host=running.url, timeout=TIMEOUT) as client:
