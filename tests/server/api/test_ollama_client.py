@@ -11,7 +11,6 @@ import httpx
 import ollama
 import pytest
 
-from quire.server.http.streaming import line
 from tests.server.conftest import MODEL, TIMEOUT, Running, Serve, stand_in, wait_for
 
 QUESTION: Any = [{"role": "user", "content": "What is a KV cache?"}]
@@ -336,15 +335,6 @@ def test_an_api_key_is_sent_as_a_bearer_token(serve: Any) -> None:
 def test_the_console_stays_at_the_root(server: Running) -> None:
     assert server.client.head("/").status_code == 200
     assert server.client.get("/").headers["content-type"].startswith("text/html")
-
-
-def test_a_line_is_one_line_to_every_client() -> None:
-    ends = "".join(map(chr, [*range(0x20), 0x7F, 0x85, 0x2028, 0x2029]))
-    data = {"response": f"a{ends}b", "more": [ends]}
-    written = line(data)
-    assert len(written.decode().splitlines()) == 1
-    assert written.count(b"\n") == 1
-    assert json.loads(written) == data
 
 
 def test_a_stream_that_stands_still_stays_readable(serve: Any) -> None:
