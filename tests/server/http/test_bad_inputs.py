@@ -195,7 +195,7 @@ OTHERS: list[Case] = [
         "Unknown route POST '/v1/completion'. Did you mean /v1/",
     ),
     (("/v1//completions", {}), 404, "not_found", None, "Unknown route"),
-    (("/v1/models", {}), 405, "method_not_allowed", None, "Method Not Allowed"),
+    (("/v1/models", {}), 405, "method_not_allowed", None, "Method Not Allowed: /v1/models takes GET, not POST."),
 ]
 
 
