@@ -29,12 +29,13 @@ from quire.server.api.protocol.anthropic import (
     TokenCount,
 )
 from quire.server.api.protocol.openai import ConversationFields
-from quire.server.api.unknown_fields import OF_SCHEMA, unknown_in, warn_of
+from quire.server.api.unknown_fields import OF_SCHEMA, warn_of
 from quire.server.http.body import strict_route
 from quire.server.http.errors import invalid
 from quire.server.http.replies import Encode, piece_of
 from quire.server.http.streaming import STREAMED, EventStream, encode, event, json_reply, unless_gone
 from quire.server.service import Context, Service, context_of
+from quire.tokenizer.unread_fields import unknown_in
 
 _NO_TOOLS = Refusal("tools are run by the client that offers them")
 _REFUSED = {

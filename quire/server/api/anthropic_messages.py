@@ -12,9 +12,9 @@ from quire.message_formats.parts import CallArguments, CallStart, Part, Reasonin
 from quire.server.api.message_reader import input_of
 from quire.server.api.protocol.anthropic import CountTokensRequest
 from quire.server.api.tools import NO_TOOLS, Choice, ToolUse, check_count, read_tool, tool_use
-from quire.server.api.unknown_fields import Unknown, unknown_in
 from quire.server.http.errors import ApiError, invalid, renamed
 
+from quire.tokenizer.unread_fields import Unknown, unknown_in
 _PATH = re.compile(r"messages\[([0-9]{1,6})\](.*)", re.DOTALL)
 
 

@@ -11,11 +11,11 @@ from quire.errors import shown
 from quire.sampling_params import RequestOutputKind, SamplingParams
 from quire.server.api.output_form import Form, form_of
 from quire.server.api.protocol.fields import MAX_LABEL, Body, GenerationFields, SamplingFields
-from quire.server.api.unknown_fields import MAX_HINTS, MAX_SHOWN, MAX_WARNINGS
 from quire.server.http.errors import ApiError, invalid
 from quire.server.service import Service
 from quire.server.settings import ServerSettings
 from quire.structured.params import StructuredOutputsParams
+from quire.tokenizer.unread_fields import MAX_HINTS, MAX_SHOWN, MAX_WARNINGS
 from quire.utils.lazy import nearest
 
 MAX_N = 128
