@@ -26,7 +26,7 @@ from quire.server.api.logprobs import ChatLogprobsWriter, num_new
 from quire.server.api.message_reader import MessageReader, check_thinks, input_of, is_whole, thinking_kwargs
 from quire.server.api.ollama_models import ERRORS, checked_model
 from quire.server.api.output_form import ollama_form
-from quire.server.api.params import REFUSED, Refusal, check_fields, sampling_params
+from quire.server.api.params import ONE_ANSWER, REFUSED, Refusal, check_fields, other_name, sampling_params
 from quire.server.api.prompts import cache_salt, completion_prompts
 from quire.server.api.protocol.fields import GenerationFields, SamplingFields
 from quire.server.api.protocol.ollama import (
@@ -52,7 +52,9 @@ _REFUSED = {
     **REFUSED,
     "context": Refusal("send the conversation to /api/chat, or write it into the prompt", ([],)),
     "images": Refusal(REFUSED["modalities"].why, ([],)),
+    "max_tokens": other_name("options.num_predict"),
     "mirostat": Refusal(_ONE_SAMPLER, (0,)),
+    "n": ONE_ANSWER,
     "penalize_newline": Refusal("penalties treat all tokens alike", (True,)),
     "repeat_last_n": Refusal("penalties look at the whole context", (-1,)),
     "tfs_z": Refusal(_ONE_SAMPLER, (1,)),

@@ -60,6 +60,11 @@ def _old_name(kind: str) -> Refusal:
     return Refusal(f"it is an old name; send structured_outputs with the field {kind}")
 
 
+def other_name(name: str) -> Refusal:
+    """The refusal of a field that this API has under another name."""
+    return Refusal(f"its name in this API is {name}")
+
+
 _NO_TOOLS = Refusal("tools are for conversations, and their field is tools: send them to /v1/chat/completions")
 _NO_MEDIA = Refusal("this model takes text only")
 _NO_BEAMS = Refusal("/v1/completions and /v1/chat/completions search with beams")
@@ -103,6 +108,7 @@ REFUSED: Mapping[str, Refusal] = {
     "watermarking": Refusal("it is not supported"),
     "web_search_options": Refusal("the server searches nothing; offer a tool that does"),
 }
+ONE_ANSWER = Refusal("/v1/completions and /v1/chat/completions give several answers", (1,))
 LABELS = {
     "include_obfuscation",
     "metadata",

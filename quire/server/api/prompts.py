@@ -93,8 +93,8 @@ def finish_prompt(
 
 
 def _truncated(ids: list[int], count: int, side: str | None, room: int) -> list[int]:
-    if count < -1:
-        raise invalid("truncate_prompt_tokens", f"truncate_prompt_tokens must be at least -1, got {shown(count)}.")
+    if count < -1 or count == 0:
+        raise invalid("truncate_prompt_tokens", f"truncate_prompt_tokens must be -1 or at least 1, got {shown(count)}.")
     if count == -1 and room < 1:
         raise invalid(
             "truncate_prompt_tokens",

@@ -27,7 +27,7 @@ _FIELDS = {
     "reasoning": {*OF_ITEMS, "summary", "content"},
 }
 """Fields of items that have a meaning; of a message the chat template says which do."""
-_NAMES = {"max_tokens": "max_output_tokens", "messages": "input", "prompt": "input"}
+_NAMES = {"messages": "input", "prompt": "input"}
 """What the other APIs call a field -> what this one does."""
 _PATH = re.compile(r"messages\[(\d+)\](?:\.tool_calls\[(\d+)\](?:\.function)?)?(?:\.(\w+))?(.*)", re.DOTALL)
 
@@ -90,7 +90,7 @@ class InputReader:
         return self.messages
 
     def renamed(self, error: RequestError) -> RequestError | ApiError:
-        """An error about the messages as one about the items, and about others under the names of this API."""
+        """An error about the messages as one about the items, or about the input as a whole."""
         path = "prompt" if isinstance(error, PromptTooLong) else str(error.fields.get("parameter"))
         place = _NAMES.get(path) or self.place_of(path)
         return error if place == path else renamed(error, path, place)
