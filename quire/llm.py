@@ -32,7 +32,9 @@ from quire.outputs import RequestOutput
 from quire.sampling_params import FIELD_NAMES, RequestOutputKind, SamplingParams
 from quire.tokenizer.chat import ChatTemplate, checked_template_kwargs, has_chat_template, load_chat_template
 from quire.tokenizer.chat import chat_prompt as render_chat
+from quire.tokenizer.template_doctor import dropped_parts, parts_of
 from quire.tokenizer.tokenizer import Tokenizer
+from quire.tokenizer.unread_fields import unknown_in_messages, warnings_of
 from quire.utils.call_names import checked_call
 
 log = get_logger(__name__)
@@ -140,18 +142,21 @@ class LLM:
             )
         conversations = messages if isinstance(messages[0], (list, tuple)) else [messages]
         prompts: list[PromptType] = []
+        warnings: dict[str, None] = {}
         for index, conversation in enumerate(conversations):
             with _named(f"conversation {index}", among=len(conversations)):
-                prompts.append(
-                    self.chat_prompt(
-                        conversation,
-                        chat_template=chat_template,
-                        add_generation_prompt=add_generation_prompt,
-                        continue_final_message=continue_final_message,
-                        tools=tools,
-                        chat_template_kwargs=chat_template_kwargs,
-                    )
+                prompt, noted = self._chat_prompt(
+                    conversation,
+                    chat_template=chat_template,
+                    add_generation_prompt=add_generation_prompt,
+                    continue_final_message=continue_final_message,
+                    tools=tools,
+                    chat_template_kwargs=chat_template_kwargs,
                 )
+                prompts.append(prompt)
+                warnings.update(dict.fromkeys(noted))
+        for warning in warnings:
+            log.warning("%s", warning)
         priorities = _priorities(priority, len(prompts))
         return self._run(prompts, _for_each(sampling_params, len(prompts)), priorities, use_tqdm)
 
@@ -211,15 +216,36 @@ class LLM:
         tools: list[dict[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> TokensPrompt:
-        """The prompt that a conversation becomes through the model's chat template.
+        """The prompt that a conversation becomes through the model's chat template. The log says what has no effect.
 
         Raises: RequestError, also when the model has no chat template.
         """
+        prompt, warnings = self._chat_prompt(
+            messages,
+            chat_template=chat_template,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            tools=tools,
+            chat_template_kwargs=chat_template_kwargs,
+        )
+        for warning in warnings:
+            log.warning("%s", warning)
+        return prompt
+
+    def _chat_prompt(
+        self,
+        messages: Sequence[MessageLike],
+        *,
+        chat_template: str | None,
+        add_generation_prompt: bool,
+        continue_final_message: bool,
+        tools: list[dict[str, Any]] | None,
+        chat_template_kwargs: Mapping[str, Any] | None,
+    ) -> tuple[TokensPrompt, list[str]]:
+        """The same, and what has no effect."""
         _check_bool(add_generation_prompt=add_generation_prompt, continue_final_message=continue_final_message)
         template = self._template(chat_template, with_tools=bool(tools))
         kwargs = checked_template_kwargs(chat_template_kwargs)
-        for name in kwargs.keys() - template.names:
-            log.warning("chat_template_kwargs: the template does not read %r; it has no effect", name)
         text, token_ids = render_chat(
             template,
             self.get_tokenizer(),
@@ -235,7 +261,17 @@ class LLM:
                 "model made for tools, or give a chat_template that does.",
                 parameter="tools",
             )
-        return {"prompt": text, "prompt_token_ids": token_ids}
+        parts = parts_of(messages, has_tools=bool(tools))
+        lost = parts & dropped_parts(template) if parts else parts
+        warnings = [
+            *warnings_of(unknown_in_messages(messages, template)),
+            *(f"messages: the chat template leaves out {part}, so the model never sees them" for part in sorted(lost)),
+            *(
+                f"chat_template_kwargs: the template does not read {shown(name)}; it has no effect"
+                for name in sorted(kwargs.keys() - template.names)
+            ),
+        ]
+        return {"prompt": text, "prompt_token_ids": token_ids}, warnings
 
     def receipt(
         self, outputs: RequestOutput | Sequence[RequestOutput], sampling_params: ParamsLike | None = None

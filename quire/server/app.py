@@ -45,8 +45,13 @@ NOT_BUILT = {
     "/v1/moderations": "the model can be asked with /v1/chat/completions.",
     "/v1/batches": "`quire run-batch` answers a file of requests.",
     "/v1/files": "`quire run-batch` reads and writes files.",
-    "/v1/assistants": "/v1/responses and /v1/chat/completions hold conversations.",
-    "/v1/threads": "/v1/responses and /v1/chat/completions hold conversations.",
+    "/v1/messages/batches": "`quire run-batch` answers a file of requests.",
+    **dict.fromkeys(
+        ("/v1/assistants", "/v1/conversations", "/v1/threads"),
+        "/v1/responses and /v1/chat/completions hold conversations.",
+    ),
+    "/v1/responses/compact": "send a shorter conversation.",
+    "/v1/responses/input_tokens": "/tokenize counts the tokens of messages.",
     **dict.fromkeys(("/completion", "/completions"), "use /v1/completions; n_predict is called max_tokens there."),
     **dict.fromkeys(("/embedding", "/embeddings", "/reranking"), _POOLING),
     "/apply-template": "/tokenize takes messages and gives their token ids; /detokenize gives the text.",
@@ -148,17 +153,21 @@ def _routes_of(routers: list[APIRouter]) -> list[Route]:
 
 async def _answer(request: Request, error: Exception) -> Response:
     """Any exception as an error reply."""
-    path = route_of(request.scope)
-    if isinstance(error, HTTPException) and not isinstance(error, ApiError) and error.status_code == 404:
-        error = _unknown_route(request, path)
+    if isinstance(error, HTTPException) and not isinstance(error, ApiError):
+        error = _unrouted(request, route_of(request.scope), error)
     return error_response(as_api_error(error), request.scope)
 
 
-def _unknown_route(request: Request, path: str) -> ApiError:
+def _unrouted(request: Request, path: str, error: HTTPException) -> HTTPException:
     """What a route that does not exist is answered with: one of another engine's is not built, any other is unknown."""
     for prefix, why in NOT_BUILT.items():
         if path == prefix or path.startswith(f"{prefix}/"):
             return ApiError(404, "not_found", f"{prefix} is not built: {why}")
+    if error.status_code == 405 and error.headers:
+        allowed = f"Method Not Allowed: {path[:128]} takes {error.headers['Allow']}, not {request.method[:16]}."
+        return ApiError(405, "method_not_allowed", allowed, headers=error.headers)
+    if error.status_code != 404:
+        return error
     near = difflib.get_close_matches(path, request.app.state.paths, n=1) if len(path) <= MAX_COMPARED else []
     hint = f" Did you mean {near[0]}?" if near else ""
     return ApiError(404, "not_found", f"Unknown route {request.method[:16]} {path[:128]!r}.{hint}")

@@ -25,15 +25,18 @@ MAX_COUNT = 100_000
 MAX_ENUM = 10_000
 """Values of one enum."""
 
+TYPES = frozenset({"array", "boolean", "integer", "null", "number", "object", "string"})
+
 _WANTS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "schema": ("a schema: an object, true or false", lambda v: isinstance(v, (dict, bool))),
-    "schemas": ("an array of schemas, not empty", lambda v: isinstance(v, list) and bool(v)),
-    "items": ("a schema or an array of schemas", lambda v: isinstance(v, (dict, bool, list))),
-    "map": ("an object of schemas", lambda v: isinstance(v, dict)),
-    "number": ("a number", lambda v: isinstance(v, (int, float)) and not isinstance(v, bool)),
+    "schemas": ("an array of schemas, not empty", lambda v: _are_schemas(v) and bool(v)),
+    "items": ("a schema or an array of schemas", lambda v: isinstance(v, (dict, bool)) or _are_schemas(v)),
+    "map": ("an object of schemas", lambda v: isinstance(v, dict) and _are_schemas([*v.values()])),
+    "number": ("a number", lambda v: _is_number(v)),
+    "step": ("a number above 0", lambda v: _is_number(v) and v > 0),
     "count": (f"a whole number up to {MAX_COUNT}", lambda v: type(v) is int and 0 <= v <= MAX_COUNT),
     "text": ("a string", lambda v: isinstance(v, str)),
-    "type": ("a name of a type or an array of such", lambda v: isinstance(v, str) or bool(v and _are_texts(v))),
+    "type": (f"one of {', '.join(sorted(TYPES))} or an array of such", lambda v: _are_types(v)),
     "names": ("an array of strings", lambda v: _are_texts(v)),
     "values": (f"an array of 1 to {MAX_ENUM} values", lambda v: isinstance(v, list) and 0 < len(v) <= MAX_ENUM),
     "any": ("anything", lambda v: True),
@@ -45,12 +48,25 @@ def _are_texts(value: object) -> bool:
     return isinstance(value, list) and all(isinstance(item, str) for item in value)
 
 
+def _are_schemas(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(item, (dict, bool)) for item in value)
+
+
+def _are_types(value: Any) -> bool:
+    names = [value] if isinstance(value, str) else value
+    return _are_texts(names) and bool(names) and TYPES.issuperset(names)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
 KEPT: dict[str, str] = {
     "$anchor": "text", "$defs": "map", "$id": "text", "$ref": "text", "definitions": "map",
     "additionalItems": "schema", "additionalProperties": "schema", "allOf": "schemas", "anyOf": "schemas",
     "const": "any", "enum": "values", "exclusiveMaximum": "number", "exclusiveMinimum": "number", "format": "text",
     "items": "items", "maxItems": "count", "maxLength": "count", "maxProperties": "count", "maximum": "number",
-    "minItems": "count", "minLength": "count", "minProperties": "count", "minimum": "number", "multipleOf": "number",
+    "minItems": "count", "minLength": "count", "minProperties": "count", "minimum": "number", "multipleOf": "step",
     "oneOf": "schemas", "pattern": "text", "patternProperties": "map", "prefixItems": "schemas", "properties": "map",
     "required": "names", "type": "type",
 }  # fmt: skip

@@ -363,7 +363,11 @@ def _tag_final(messages: list[Message]) -> str:
             part["text"] = text + CONTINUE_TAG
             return text
     where = f"messages[{len(messages) - 1}].content"
-    raise InvalidParameter(f"continue_final_message is set, but {where} has no text to continue", parameter=where)
+    raise InvalidParameter(
+        f"{where} has no text to continue. Send another message after it, such as the result of its call, or leave out "
+        "continue_final_message if it is set.",
+        parameter=where,
+    )
 
 
 def _cut_at_tag(text: str, final: str) -> str:
@@ -371,8 +375,8 @@ def _cut_at_tag(text: str, final: str) -> str:
     tag = CONTINUE_TAG.strip()
     if tag not in text or final.strip() not in text:
         raise InvalidParameter(
-            "continue_final_message is set, but the chat template leaves the final message out or changes it, so there"
-            " is nothing to continue. Use add_generation_prompt instead.",
+            "the chat template leaves the final message out or changes it, so there is nothing to continue. Send"
+            " another message after it, or leave out continue_final_message if it is set.",
             parameter="continue_final_message",
         )
     start = text.rindex(tag)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from quire.errors import RequestError
@@ -57,6 +58,7 @@ PROBES = (
 )
 
 
+@lru_cache(maxsize=8)
 def dropped_parts(template: ChatTemplate) -> frozenset[str]:
     """The parts of conversations that a template leaves out. What it refuses is not among them."""
     return frozenset(probe.part for probe in PROBES if _drops(template, probe))

@@ -144,6 +144,11 @@ def test_a_closed_checker_says_so() -> None:
     checker.close()
 
 
+def test_a_choice_may_hold_any_character(checker: GrammarChecker) -> None:
+    texts = [f"a{character}b" for character in map(chr, [*range(1, 0x100), 0x2028, 0xFEFF, 0x10FFFF])]
+    checker.check(StructuredOutputsParams(choice=texts))
+
+
 def test_the_message_about_a_choice_names_it(checker: GrammarChecker) -> None:
     with pytest.raises(InvalidParameter, match=r"structured_outputs\.grammar"):
         checker.check(StructuredOutputsParams(grammar="start: @"))

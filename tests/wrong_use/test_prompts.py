@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from pathlib import Path
 from typing import Any
@@ -281,3 +282,12 @@ def test_chat_template_that_is_a_pipe_is_not_waited_for(llm: LLM, tmp_path: Path
     os.mkfifo(tmp_path / "pipe")
     with refused(InvalidParameter, "chat_template", "no regular file"):
         llm.chat([USER], PARAMS, chat_template=str(tmp_path / "pipe"))  # type: ignore[list-item]
+
+
+def test_what_a_chat_template_leaves_out_is_said_once(llm: LLM, caplog: pytest.LogCaptureFixture) -> None:
+    template = "{% for one in messages %}{% if one.role == 'user' %}{{ one.content }}{% endif %}{% endfor %}"
+    conversation: Any = [{"role": "system", "content": "Be brief."}, {**USER, "weight": 1}]
+    with caplog.at_level(logging.WARNING):
+        llm.chat([conversation, conversation], PARAMS, chat_template=template)
+    for said in ("'messages[1].weight' has no effect", "leaves out system messages"):
+        assert caplog.text.count(said) == 1

@@ -18,7 +18,7 @@ from quire.server.api.chat import Conversation, converse
 from quire.server.api.generation import Generation
 from quire.server.api.message_reader import MessageReader, check_thinks, thinking_kwargs
 from quire.server.api.output_form import Form, anthropic_form
-from quire.server.api.params import REFUSED, Refusal, check_fields, sampling_params
+from quire.server.api.params import ONE_ANSWER, REFUSED, Refusal, check_fields, sampling_params
 from quire.server.api.prompts import chat_text
 from quire.server.api.protocol.anthropic import (
     AnthropicError,
@@ -29,18 +29,22 @@ from quire.server.api.protocol.anthropic import (
     TokenCount,
 )
 from quire.server.api.protocol.openai import ConversationFields
-from quire.server.api.unknown_fields import OF_SCHEMA, unknown_in, warn_of
+from quire.server.api.unknown_fields import OF_SCHEMA, warn_of
 from quire.server.http.body import strict_route
 from quire.server.http.errors import invalid
 from quire.server.http.replies import Encode, piece_of
 from quire.server.http.streaming import STREAMED, EventStream, encode, event, json_reply, unless_gone
 from quire.server.service import Context, Service, context_of
+from quire.tokenizer.unread_fields import unknown_in
 
+_NAMES = {"stop": "stop_sequences", "thinking_token_budget": "thinking.budget_tokens"}
+"""What the other APIs call a field -> what this one does."""
 _NO_TOOLS = Refusal("tools are run by the client that offers them")
 _REFUSED = {
     **REFUSED,
     "container": _NO_TOOLS,
     "mcp_servers": _NO_TOOLS,
+    "n": ONE_ANSWER,
 }
 _ERRORS: dict[int | str, dict[str, Any]] = {"4XX": {"model": AnthropicError}, "5XX": {"model": AnthropicError}}
 
@@ -215,7 +219,8 @@ class _Reply:
 
     async def _prepare(self, *, stream: bool) -> Conversation:
         body = self._body
-        fields = body.model_copy(update=self._translated())
+        translated = self._translated()
+        fields = body.model_copy(update=translated)
         make_params = partial(
             sampling_params, self._service, fields, max_tokens=body.max_tokens, stream=stream, form=self._form()
         )
@@ -232,6 +237,7 @@ class _Reply:
                 priority=body.priority,
                 tools=self._tools,
                 place_of=messages.place_of,
+                names={name: _NAMES[name] for name in translated},
             )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from quire.errors import RequestError, shown
@@ -12,10 +13,30 @@ from quire.message_formats.parts import CallArguments, CallStart, Part, Reasonin
 from quire.server.api.message_reader import input_of
 from quire.server.api.protocol.anthropic import CountTokensRequest
 from quire.server.api.tools import NO_TOOLS, Choice, ToolUse, check_count, read_tool, tool_use
-from quire.server.api.unknown_fields import Unknown, unknown_in
 from quire.server.http.errors import ApiError, invalid, renamed
+from quire.tokenizer.unread_fields import Unknown, unknown_in
 
 _PATH = re.compile(r"messages\[([0-9]{1,6})\](.*)", re.DOTALL)
+_BLOCK = re.compile(r"\.content\[([0-9]{1,6})\](.*)", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a message comes from."""
+
+    message: str
+    content: str
+    blocks: Sequence[str] | None = None
+    """Of its content; None: all that stand there."""
+
+    def of(self, path: str) -> str:
+        """A path in the message as one in the request."""
+        block = _BLOCK.fullmatch(path)
+        if block is not None and self.blocks is not None and int(block[1]) < len(self.blocks):
+            return self.blocks[int(block[1])] + block[2]
+        if path.startswith(".content"):
+            return self.content + path.removeprefix(".content")
+        return self.message + path
 
 
 class Messages:
@@ -28,9 +49,9 @@ class Messages:
         self.messages: list[dict[str, Any]] = []
         self.unknown: list[Unknown] = []
         """Fields of blocks that are not known, or have no effect."""
-        self._places: list[str] = []
+        self._places: list[_Place] = []
         if body.system:
-            self._add({"role": "system", "content": body.system}, "system")
+            self._add({"role": "system", "content": body.system}, _Place("system", "system"))
         for index, message in enumerate(body.messages):
             self._add_message(message, f"messages[{index}]")
 
@@ -51,9 +72,9 @@ class Messages:
         found = _PATH.fullmatch(path)
         if found is None or int(found[1]) >= len(self._places):
             return path
-        return self._places[int(found[1])] + found[2]
+        return self._places[int(found[1])].of(found[2])
 
-    def _add(self, message: dict[str, Any], place: str) -> None:
+    def _add(self, message: dict[str, Any], place: _Place) -> None:
         self.messages.append(message)
         self._places.append(place)
 
@@ -61,14 +82,14 @@ class Messages:
         content = message.get("content")
         blocks = content if isinstance(content, list) else []
         if all(not isinstance(block, Mapping) or block.get("type") == "text" for block in blocks):
-            self._add(message, place)
+            self._add(message, _Place(place, f"{place}.content"))
         elif message.get("role") == "assistant":
             self._add_assistant(message, blocks, place)
         else:
             self._add_user(message, blocks, place)
 
     def _add_assistant(self, message: dict[str, Any], blocks: Sequence[Any], place: str) -> None:
-        texts, thoughts, calls = [], [], []
+        texts, thoughts, calls = {}, [], []
         for index, block in enumerate(blocks):
             where = f"{place}.content[{index}]"
             match _kind(block, where):
@@ -78,21 +99,21 @@ class Messages:
                     self.unknown += unknown_in(block, where, ("type", "id", "name", "input", "cache_control", "caller"))
                     calls.append(_call(block, where))
                 case _:
-                    texts.append(block)
-        found: dict[str, Any] = {**message, "content": texts or None}
+                    texts[where] = block
+        found: dict[str, Any] = {**message, "content": [*texts.values()] or None}
         if thoughts:
             found["reasoning_content"] = "\n".join(thoughts)
         if calls:
             found["tool_calls"] = calls
-        self._add(found, place)
+        self._add(found, _Place(place, f"{place}.content", [*texts]))
 
     def _add_user(self, message: dict[str, Any], blocks: Sequence[Any], place: str) -> None:
         """Results of tools are messages of their own, before what the user says."""
-        texts = []
+        texts = {}
         for index, block in enumerate(blocks):
             where = f"{place}.content[{index}]"
             if _kind(block, where) != "tool_result":
-                texts.append(block)
+                texts[where] = block
                 continue
             known = (
                 "type",
@@ -104,9 +125,9 @@ class Messages:
             self.unknown += unknown_in(block, where, known)
             content = block.get("content")
             result = {"role": "tool", "tool_call_id": _text(block, "tool_use_id", where)}
-            self._add({**result, "content": "" if content is None else content}, where)
+            self._add({**result, "content": "" if content is None else content}, _Place(where, f"{where}.content"))
         if texts:
-            self._add({**message, "content": texts}, place)
+            self._add({**message, "content": [*texts.values()]}, _Place(place, f"{place}.content", [*texts]))
 
 
 def _kind(block: Any, place: str) -> Any:

@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -26,6 +27,7 @@ from quire.server.api.params import (
     branches,
     check_fields,
     check_stream,
+    other_name,
     sampling_params,
     tokens_as_ids,
     usage_in_stream,
@@ -36,13 +38,21 @@ from quire.server.api.protocol.openai import ChatCompletion, ChatCompletionReque
 from quire.server.api.tools import NO_TOOLS, ToolUse, openai_tools
 from quire.server.api.unknown_fields import unknown_in_form, warn_of
 from quire.server.http.body import strict_route
-from quire.server.http.errors import invalid
+from quire.server.http.errors import fields_named, invalid
 from quire.server.http.replies import Encode, piece_of, reply_of
 from quire.server.http.streaming import STREAMED, Chunks, EventStream, unless_gone
 from quire.server.service import Context, Service, context_of
 from quire.utils.work_pool import WorkPool
 
-_REFUSED = {**REFUSED, "add_special_tokens": Refusal("the chat template writes special tokens itself", (False,))}
+_NAMES = {"logprobs": "top_logprobs"}
+_REFUSED = {
+    **REFUSED,
+    "add_special_tokens": Refusal("the chat template writes special tokens itself", (False,)),
+    "function_call": Refusal("it is an old name; send tool_choice", ("none",)),
+    "functions": Refusal("it is an old name; send tools"),
+    "max_output_tokens": other_name("max_completion_tokens"),
+    "stop_sequences": other_name("stop"),
+}
 
 
 def routes(service: Service) -> APIRouter:
@@ -99,10 +109,11 @@ async def converse(
     priority: int | None = None,
     tools: ToolUse = NO_TOOLS,
     place_of: Callable[[str], str] | None = None,
+    names: Mapping[str, str] = MappingProxyType({}),
 ) -> Conversation:
     """Render and tokenise a conversation, off the event loop, and make it ready to be generated.
 
-    `place_of` makes a path in the messages one in the request.
+    `place_of` makes a path in the messages one in the request; `names` are those that its API has for our fields.
 
     Raises: ApiError; RequestErrors.
     """
@@ -121,7 +132,8 @@ async def converse(
         generation = Generation(service, context, [prompt], params, priority=priority)
         return Conversation(generation, params, text, warnings, reading)
 
-    return await service.work.run(prepare)
+    with fields_named(names):
+        return await service.work.run(prepare)
 
 
 class _Reply:
@@ -239,6 +251,7 @@ class _Reply:
             salt=body.cache_salt,
             priority=body.priority,
             tools=self._tools,
+            names=_NAMES if body.max_completion_tokens is None else {**_NAMES, "max_tokens": "max_completion_tokens"},
         )
 
     def _echoed(self) -> str:

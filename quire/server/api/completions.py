@@ -17,9 +17,11 @@ from quire.server.api.generation import Generation
 from quire.server.api.logprobs import CompletionLogprobsWriter, num_new, num_numbers, prompt_logprobs
 from quire.server.api.output_form import form_of
 from quire.server.api.params import (
+    REFUSED,
     branches,
     check_fields,
     check_stream,
+    other_name,
     sampling_params,
     tokens_as_ids,
     usage_in_stream,
@@ -34,6 +36,12 @@ from quire.server.http.streaming import STREAMED, Chunks, EventStream, unless_go
 from quire.server.service import Context, Service, context_of
 
 DEFAULT_MAX_TOKENS = 16
+_REFUSED = {
+    **REFUSED,
+    "max_completion_tokens": other_name("max_tokens"),
+    "max_output_tokens": other_name("max_tokens"),
+    "stop_sequences": other_name("stop"),
+}
 
 
 def routes(service: Service) -> APIRouter:
@@ -66,7 +74,7 @@ class _Reply:
             "model": model,
             "system_fingerprint": service.fingerprint,
         }
-        self._warnings = check_fields(body, service)
+        self._warnings = check_fields(body, service, refused=_REFUSED)
         self._warnings += warn_of(unknown_in_form(body.response_format, "response_format"), service)
         self._writers: dict[int, CompletionLogprobsWriter] = {}
         self._only_scores = bool(body.echo) and body.max_tokens == 0

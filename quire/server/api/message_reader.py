@@ -22,6 +22,7 @@ from quire.sampling_params import SamplingParams
 from quire.server.api.tools import Choice, ToolUse
 from quire.server.service import Service
 from quire.tokenizer.tokenizer import Tokenizer
+from quire.utils.json_text import loads
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,6 +145,14 @@ def reading_of(
         in_header=layout is not None and layout.ends_in_header(service.marks, prompt_token_ids, prompt_text),
         calls_as_they_come=False,
     )
+
+
+def is_whole(arguments: str) -> bool:
+    """Whether the arguments of a call are a JSON object."""
+    try:
+        return isinstance(loads(arguments), dict)
+    except (ValueError, RecursionError):
+        return False
 
 
 def input_of(arguments: str) -> Any:

@@ -23,10 +23,10 @@ from quire.server.api.admin import check_ready
 from quire.server.api.chat import Conversation, converse
 from quire.server.api.generation import Generation
 from quire.server.api.logprobs import ChatLogprobsWriter, num_new
-from quire.server.api.message_reader import MessageReader, check_thinks, input_of, thinking_kwargs
+from quire.server.api.message_reader import MessageReader, check_thinks, input_of, is_whole, thinking_kwargs
 from quire.server.api.ollama_models import ERRORS, checked_model
 from quire.server.api.output_form import ollama_form
-from quire.server.api.params import REFUSED, Refusal, check_fields, sampling_params
+from quire.server.api.params import ONE_ANSWER, REFUSED, Refusal, check_fields, other_name, sampling_params
 from quire.server.api.prompts import cache_salt, completion_prompts
 from quire.server.api.protocol.fields import GenerationFields, SamplingFields
 from quire.server.api.protocol.ollama import (
@@ -52,7 +52,9 @@ _REFUSED = {
     **REFUSED,
     "context": Refusal("send the conversation to /api/chat, or write it into the prompt", ([],)),
     "images": Refusal(REFUSED["modalities"].why, ([],)),
+    "max_tokens": other_name("options.num_predict"),
     "mirostat": Refusal(_ONE_SAMPLER, (0,)),
+    "n": ONE_ANSWER,
     "penalize_newline": Refusal("penalties treat all tokens alike", (True,)),
     "repeat_last_n": Refusal("penalties look at the whole context", (-1,)),
     "tfs_z": Refusal(_ONE_SAMPLER, (1,)),
@@ -178,11 +180,12 @@ class _Reply(ABC):
     def _piece(
         self, parts: Sequence[Part], completion: CompletionOutput | None = None, warnings: list[str] | None = None
     ) -> dict[str, Any]:
-        piece: dict[str, Any] = {"model": self._model, "created_at": _now(), **self._written(self._shown(parts))}
+        told, cut = _whole_only(self._shown(parts))
+        piece: dict[str, Any] = {"model": self._model, "created_at": _now(), **self._written(told)}
         if completion is not None and completion.logprobs is not None:
             piece["logprobs"] = self._logprobs.write(completion.token_ids, completion.logprobs)["content"]
-        if warnings:
-            piece["warnings"] = list(dict.fromkeys(warnings))
+        if warnings or cut:
+            piece["warnings"] = list(dict.fromkeys([*(warnings or ()), *cut]))
         return piece
 
     def _end(self, generation: Generation, output: RequestOutput) -> Ended:
@@ -305,6 +308,19 @@ class _GenerateReply(_Reply):
         found = Message.of(parts)
         thinking = {"thinking": found.reasoning} if found.reasoning else {}
         return {"response": found.text, **thinking}
+
+
+def _whole_only(parts: Sequence[Part]) -> tuple[Sequence[Part], list[str]]:
+    """Parts without a last call that the end of the output has cut, and a warning of it.
+
+    Clients run every call they find, and arguments are data here: what is missing of them would not show.
+    """
+    calls = Message.of(parts).tool_calls
+    if not calls or is_whole(calls[-1].arguments):
+        return parts, []
+    begin = max(index for index, part in enumerate(parts) if isinstance(part, CallStart))
+    why = "the output ended before its arguments did. Raise num_predict, or change stop"
+    return parts[:begin], [f"the call of {calls[-1].name} is left out: {why}."]
 
 
 def _message(index: int, message: dict[str, Any]) -> dict[str, Any]:

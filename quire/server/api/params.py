@@ -11,11 +11,11 @@ from quire.errors import shown
 from quire.sampling_params import RequestOutputKind, SamplingParams
 from quire.server.api.output_form import Form, form_of
 from quire.server.api.protocol.fields import MAX_LABEL, Body, GenerationFields, SamplingFields
-from quire.server.api.unknown_fields import MAX_HINTS, MAX_SHOWN, MAX_WARNINGS
 from quire.server.http.errors import ApiError, invalid
 from quire.server.service import Service
 from quire.server.settings import ServerSettings
 from quire.structured.params import StructuredOutputsParams
+from quire.tokenizer.unread_fields import MAX_HINTS, MAX_SHOWN, MAX_WARNINGS
 from quire.utils.lazy import nearest
 
 MAX_N = 128
@@ -58,6 +58,11 @@ class Refusal:
 
 def _old_name(kind: str) -> Refusal:
     return Refusal(f"it is an old name; send structured_outputs with the field {kind}")
+
+
+def other_name(name: str) -> Refusal:
+    """The refusal of a field that this API has under another name."""
+    return Refusal(f"its name in this API is {name}")
 
 
 _NO_TOOLS = Refusal("tools are for conversations, and their field is tools: send them to /v1/chat/completions")
@@ -103,6 +108,7 @@ REFUSED: Mapping[str, Refusal] = {
     "watermarking": Refusal("it is not supported"),
     "web_search_options": Refusal("the server searches nothing; offer a tool that does"),
 }
+ONE_ANSWER = Refusal("/v1/completions and /v1/chat/completions give several answers", (1,))
 LABELS = {
     "include_obfuscation",
     "metadata",

@@ -13,12 +13,13 @@ from quire.sampling_params import SamplingParams
 from quire.server.api.protocol.fields import GenerationFields
 from quire.server.api.protocol.openai import ConversationFields, Prompts
 from quire.server.api.tools import NO_TOOLS, ToolUse
-from quire.server.api.unknown_fields import unknown_in_messages, warn_of
+from quire.server.api.unknown_fields import warn_of
 from quire.server.http.errors import invalid
 from quire.server.service import Context, Service
 from quire.tokenizer.chat import ChatTemplate, checked_template_kwargs, encode_chat
 from quire.tokenizer.template_doctor import parts_of
 from quire.tokenizer.tokenizer import without_marks
+from quire.tokenizer.unread_fields import unknown_in_messages
 from quire.utils.cancellation import check_cancelled
 
 MAX_PROMPTS = 1024
@@ -92,8 +93,8 @@ def finish_prompt(
 
 
 def _truncated(ids: list[int], count: int, side: str | None, room: int) -> list[int]:
-    if count < -1:
-        raise invalid("truncate_prompt_tokens", f"truncate_prompt_tokens must be at least -1, got {shown(count)}.")
+    if count < -1 or count == 0:
+        raise invalid("truncate_prompt_tokens", f"truncate_prompt_tokens must be -1 or at least 1, got {shown(count)}.")
     if count == -1 and room < 1:
         raise invalid(
             "truncate_prompt_tokens",

@@ -11,8 +11,8 @@ from typing import Any
 from quire.errors import shown
 from quire.message_formats.grammars.call_grammar import MAX_TOOLS
 from quire.message_formats.tools import Tool
-from quire.server.api.unknown_fields import Unknown, unknown_in
 from quire.server.http.errors import ApiError, invalid
+from quire.tokenizer.unread_fields import Unknown, unknown_in
 from quire.utils.lazy import nearest
 
 MAX_DESCRIPTION = 1 << 16

@@ -5,7 +5,9 @@ Message texts are part of the interface: client libraries match substrings such 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +18,15 @@ from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from quire.errors import EngineDeadError, EngineError, PromptTooLong, QuireError, UnsupportedFeature, shown
+from quire.errors import (
+    EngineDeadError,
+    EngineError,
+    PromptTooLong,
+    QuireError,
+    RequestError,
+    UnsupportedFeature,
+    shown,
+)
 from quire.log import get_logger, trace_of
 
 log = get_logger(__name__)
@@ -57,9 +67,31 @@ def invalid(param: str, message: str, code: str = "invalid_value") -> ApiError:
 def renamed(error: QuireError, path: str, place: str) -> ApiError:
     """An error about a field under the name that the client has sent."""
     found = as_api_error(error)
-    is_name = path == "max_tokens" or "[" in path or found.message.startswith(f"{path} ")  # and no word of a sentence
+    is_name = "[" in path or found.message.startswith(f"{path} ")  # and no word of a sentence
     message = found.message.replace(path, place, 1) if is_name else found.message
     return ApiError(found.status_code, found.code, message, param=place[:200])
+
+
+@contextmanager
+def fields_named(names: Mapping[str, str]) -> Iterator[None]:
+    """Errors about fields name those that the client has sent: `names` has ours -> the client's."""
+    try:
+        yield
+    except RequestError as error:
+        fields = dict(error.fields)
+        if "parameter" in fields:
+            fields["parameter"] = names.get(fields["parameter"], fields["parameter"])
+        raise type(error)(_with_names(error.message, names), **fields) from error
+    except ApiError as error:
+        message, param = _with_names(error.message, names), names.get(str(error.param), error.param)
+        raise ApiError(error.status_code, error.code, message, param=param, headers=error.headers) from error
+
+
+def _with_names(message: str, names: Mapping[str, str]) -> str:
+    for name, sent in names.items():
+        begins = "" if "_" in name else "^"  # a word of a sentence is no field
+        message = re.sub(rf"{begins}\b{name}\b", sent, message)
+    return message
 
 
 def overloaded(message: str, retry_after: int = 1) -> ApiError:

@@ -40,7 +40,7 @@ def json_reply(value: Any) -> Response:
 def event(data: Any, name: str | None = None, write: Callable[[Any], bytes] = encode) -> bytes:
     """One server-sent event."""
     head = b"data: " if name is None else b"event: " + name.encode() + b"\ndata: "
-    return head + write(data) + b"\n\n"
+    return head + _on_one_line(write(data)) + b"\n\n"
 
 
 _LINE_ENDS = ((b"\xc2\x85", b"\\u0085"), (b"\xe2\x80\xa8", b"\\u2028"), (b"\xe2\x80\xa9", b"\\u2029"))
@@ -49,21 +49,24 @@ _LINE_ENDS = ((b"\xc2\x85", b"\\u0085"), (b"\xe2\x80\xa8", b"\\u2028"), (b"\xe2\
 
 def line(data: Any, write: Callable[[Any], bytes] = encode) -> bytes:
     """One line of a stream of JSON objects."""
-    text = write(data)
+    return _on_one_line(write(data)) + b"\n"
+
+
+def _on_one_line(text: bytes) -> bytes:
     for character, escaped in _LINE_ENDS:
         text = text.replace(character, escaped)
-    return text + b"\n"
+    return text
 
 
 class Chunks:
     """The chunks of one stream as events; what they all begin with is encoded once."""
 
     def __init__(self, head: dict[str, Any]) -> None:
-        self._head = b"data: " + encode(head)[:-1] + b","
+        self._head = b"data: " + _on_one_line(encode(head))[:-1] + b","
 
     def event(self, rest: dict[str, Any], write: Callable[[Any], bytes] = encode) -> bytes:
         """A chunk: the head, then this."""
-        return self._head + write(rest)[1:] + b"\n\n"
+        return self._head + _on_one_line(write(rest))[1:] + b"\n\n"
 
 
 def error_event(error: ApiError, shape: ErrorShape) -> bytes:

@@ -157,6 +157,8 @@ def test_a_turn_goes_back_with_its_results(client: anthropic.Anthropic, thinker:
         ({"tool_choice": {"type": "auto", "disable_parallel_tool_use": "yes"}}, "tool_choice.disable_parallel"),
         ({"tool_choice": {"type": "any"}, "tools": []}, "tool_choice requires tools"),
         ({"thinking": {"type": "sometimes"}}, "thinking.type must be"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 2**31}}, "thinking.budget_tokens must be in [-1, "),
+        ({"system": [{"type": "text", "text": "a"}, {"type": "text"}]}, "system[1].text must be"),
         ({"messages": [{"role": "assistant", "content": [{"type": "tool_use", "id": "a"}]}]}, "messages[0].content[0]"),
         ({"messages": [{"role": "user", "content": [{"type": "tool_result"}]}]}, "messages[0].content[0].tool_use_id"),
         (
@@ -173,6 +175,11 @@ def test_what_is_wrong_is_named(client: anthropic.Anthropic, given: dict[str, An
     assert body["error"]["message"].startswith(start)
 
 
+RESULT = {"type": "tool_result", "tool_use_id": "a", "content": "Rain."}
+THOUGHT = {"type": "thinking", "thinking": "Oslo is a city.", "signature": ""}
+CALLED = {"type": "tool_use", "id": "a", "name": "weather", "input": {}}
+
+
 @pytest.mark.parametrize(
     ("messages", "start"),
     [
@@ -186,6 +193,9 @@ def test_what_is_wrong_is_named(client: anthropic.Anthropic, given: dict[str, An
             "messages[2].content[0].content must be",
         ),
         ([*QUESTION, {"role": "nobody", "content": "a"}], "messages[1].role must be"),
+        ([{"role": "user", "content": [RESULT, {"type": "text", "text": 5}]}], "messages[0].content[1].text must be"),
+        ([{"role": "assistant", "content": [THOUGHT, {"type": "text"}]}], "messages[0].content[1].text must be"),
+        ([*QUESTION, {"role": "assistant", "content": [CALLED]}], "messages[1].content has no text to continue. Send"),
     ],
 )
 def test_errors_name_the_messages_of_the_request(client: anthropic.Anthropic, messages: Any, start: str) -> None:

@@ -11,7 +11,6 @@ import httpx
 import ollama
 import pytest
 
-from quire.server.http.streaming import line
 from tests.server.conftest import MODEL, TIMEOUT, Running, Serve, stand_in, wait_for
 
 QUESTION: Any = [{"role": "user", "content": "What is a KV cache?"}]
@@ -338,15 +337,6 @@ def test_the_console_stays_at_the_root(server: Running) -> None:
     assert server.client.get("/").headers["content-type"].startswith("text/html")
 
 
-def test_a_line_is_one_line_to_every_client() -> None:
-    ends = "".join(map(chr, [*range(0x20), 0x7F, 0x85, 0x2028, 0x2029]))
-    data = {"response": f"a{ends}b", "more": [ends]}
-    written = line(data)
-    assert len(written.decode().splitlines()) == 1
-    assert written.count(b"\n") == 1
-    assert json.loads(written) == data
-
-
 def test_a_stream_that_stands_still_stays_readable(serve: Any) -> None:
     with serve(sse_keep_alive_interval=1) as chatty, stand_in(chatty) as held:
         body = {"messages": QUESTION, "options": GREEDY}
@@ -437,6 +427,29 @@ def test_calls_come_whole_and_their_results_go_back(serve: Serve, stream: bool) 
         history = [*QUESTION, {"role": "assistant", "tool_calls": [calls[0].model_dump()]}]
         history += [{"role": "tool", "tool_name": "f", "content": "Rain."}]
         assert chat(client, messages=history, tools=[TOOL]).done
+
+
+MOVED = {"to": "north west", "by": 7}
+FIXED = {"type": "object", "properties": {name: {"enum": [value]} for name, value in MOVED.items()}}
+MOVE = {"type": "function", "function": {"name": "move", "parameters": {**FIXED, "required": list(MOVED)}}}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("options", "is_whole"),
+    [({}, True), ({"stop": ["</tool_call>"]}, True), ({"stop": [" west"]}, False), ({"num_predict": 40}, False)],
+)
+def test_a_call_that_is_cut_is_left_out(server: Running, options: dict[str, Any], is_whole: bool, stream: bool) -> None:
+    """Clients run every call they find."""
+    question = [{"role": "user", "content": "What is 12 times 7?"}]
+    options = {"temperature": 0, "num_predict": 200, **options}
+    reply = server.post("/api/chat", model=MODEL, messages=question, tools=[MOVE], options=options, stream=stream)
+    parts = [json.loads(part) for part in reply.text.splitlines()]
+    calls = [call["function"] for part in parts for call in part["message"].get("tool_calls", ())]
+    warnings = [warning for part in parts for warning in part.get("warnings", ())]
+    assert calls == ([{"name": "move", "arguments": MOVED}] if is_whole else [])
+    assert ["the call of move is left out" in warning for warning in warnings] == ([] if is_whole else [True])
+    assert parts[-1]["done_reason"] == ("length" if options["num_predict"] < 200 else "stop")
 
 
 @pytest.mark.parametrize("think", [None, True, False])

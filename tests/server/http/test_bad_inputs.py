@@ -83,7 +83,7 @@ PROMPTS: list[Case] = [
         partial(text, max_tokens=None), "min_tokens", (1024,), VALUE, "@=1024 cannot be reached: the context leaves"
     ),
     *wrong(text, "suffix", ("end",), LACKS, "suffix is not supported"),
-    *wrong(chat, "truncate_prompt_tokens", (-2,), VALUE, "@ must be"),
+    *wrong(chat, "truncate_prompt_tokens", (-2, 0), VALUE, "@ must be"),
 ]
 SAMPLING: list[Case] = [
     *wrong(chat, "temperature", (-0.1, 2.1), VALUE, "@ must be in [0, 2]"),
@@ -118,12 +118,14 @@ SAMPLING: list[Case] = [
     *wrong(BEAMS, "repetition_penalty", (1.1,), LACKS, "@ does not go with use_beam_search"),
     *wrong(partial(text, use_beam_search=True, n=2), "logprobs", (21,), VALUE, "@=21 asks for 21 candidates"),
     *wrong(partial(BEAMS, logprobs=True), "top_logprobs", (21,), VALUE, "@=21 asks for 21 candidates"),
-    *wrong(partial(chat, logprobs=True), "top_logprobs", (21, 10**9), VALUE, "@="),
+    *wrong(partial(chat, logprobs=True), "top_logprobs", (21, 10**9, -1), VALUE, "@="),
     (chat(use_beam_search=True, n=2, stream=True), 400, VALUE, "use_beam_search", "use_beam_search cannot be streamed"),
     (text(use_beam_search=True, n=2, stream=True), 400, VALUE, "use_beam_search", "use_beam_search cannot be streamed"),
     *wrong(chat, "max_tokens", (0, -5, 10**12), VALUE, "@ must be in [1"),
     *wrong(chat, "max_tokens", (1.5,), KIND, "@ must be an integer"),
     *wrong(text, "max_tokens", (0,), VALUE, "@ must be in [1"),
+    *wrong(chat, "max_completion_tokens", (0, -5, 10**12), VALUE, "@ must be in [1"),
+    *wrong(partial(chat, max_completion_tokens=3), "min_tokens", (9,), VALUE, "@ (9) must not exceed max_completion_"),
     *wrong(chat, "min_tokens", (9,), VALUE, "@ (9) must not exceed max_tokens (2)"),
     *wrong(chat, "stop", ("", [""]), VALUE, "@ must not contain an empty string"),
     *wrong(chat, "stop", (list("abcde"), "x" * 1_000_000), VALUE, "@ accepts at most 4 strings of at most 256"),
@@ -140,6 +142,9 @@ SAMPLING: list[Case] = [
     *wrong(partial(chat, stream=True), "prompt_logprobs", (1,), VALUE, "@ is not available"),
     *wrong(chat, "seed", (2**64, -(2**63) - 1), VALUE, "@ must be in ["),
     *wrong(chat, "seed", (1.5, "a"), KIND, "@ must be an integer"),
+    *wrong(text, "max_completion_tokens", (5,), LACKS, "@ is not supported: its name in this API is max_tokens"),
+    *wrong(chat, "stop_sequences", (["a"],), LACKS, "@ is not supported: its name in this API is stop"),
+    *wrong(chat, "functions", ([],), LACKS, "@ is not supported: it is an old name; send tools"),
     *(case for name, value in LACKING.items() for case in wrong(chat, name, (value,), LACKS, "@ is not supported: ")),
 ]
 CONVERSATIONS: list[Case] = [
@@ -195,7 +200,7 @@ OTHERS: list[Case] = [
         "Unknown route POST '/v1/completion'. Did you mean /v1/",
     ),
     (("/v1//completions", {}), 404, "not_found", None, "Unknown route"),
-    (("/v1/models", {}), 405, "method_not_allowed", None, "Method Not Allowed"),
+    (("/v1/models", {}), 405, "method_not_allowed", None, "Method Not Allowed: /v1/models takes GET, not POST."),
 ]
 
 
@@ -218,6 +223,32 @@ def test_bad_input_is_answered(
     path, body = request_
     reply = server.client.post(path, content=json.dumps(body), headers={"content-type": "application/json"})
     check(reply, status, code, param, start)
+
+
+@pytest.mark.parametrize(
+    ("path", "more", "start"),
+    [
+        ("/v1/messages", {"max_tokens": 2, "stop_sequences": [""]}, "stop_sequences must not contain an empty string"),
+        ("/v1/messages", {"max_tokens": 2, "stop_sequences": ["a"] * 5}, "stop_sequences accepts at most 4 strings"),
+        ("/v1/messages", {"max_tokens": 2, "n": 2}, "n is not supported: /v1/completions and /v1/chat/completions"),
+        ("/v1/responses", {"max_output_tokens": 0}, "max_output_tokens must be in [1"),
+        (
+            "/v1/responses",
+            {"max_output_tokens": 3, "min_tokens": 9},
+            "min_tokens (9) must not exceed max_output_tokens",
+        ),
+        ("/v1/responses", {"max_tokens": 5}, "max_tokens is not supported: its name in this API is max_output_tokens"),
+        ("/api/chat", {"max_tokens": 5}, "max_tokens is not supported: its name in this API is options.num_predict"),
+    ],
+)
+def test_fields_have_the_names_of_the_api_that_was_asked(
+    server: Running, path: str, more: dict[str, Any], start: str
+) -> None:
+    said = {"input": "hi"} if path == "/v1/responses" else {"messages": ASK["messages"]}
+    reply = server.post(path, model=MODEL, **said, **more)
+    assert reply.status_code == 400
+    error = reply.json()["error"]
+    assert (error if isinstance(error, str) else error["message"]).startswith(start)
 
 
 @pytest.mark.parametrize(

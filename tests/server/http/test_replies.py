@@ -7,10 +7,12 @@ import json
 from typing import Any
 
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.server.http.replies import SEND_PIECE, PiecedReply, json_pieces, reply_of
+from quire.server.http.streaming import Chunks, event, line
 from quire.utils.work_pool import WorkPool
 from tests.server.conftest import Running
 
@@ -28,6 +30,17 @@ VALUES = st.recursive(
 @given(VALUES)
 def test_pieces_make_up_the_text(value: Any) -> None:
     assert b"".join(json_pieces(value)) == msgspec.json.encode(value)
+
+
+@pytest.mark.parametrize(
+    "write", [line, event, lambda data: event(data, "named"), lambda data: Chunks({"id": data["id"]}).event(data)]
+)
+def test_json_in_a_stream_is_one_line_to_every_client(write: Any) -> None:
+    """Some end lines where Python's `splitlines` does: httpx's `iter_lines`, for one."""
+    ends = "".join(map(chr, [*range(0x20), 0x7F, 0x85, 0x2028, 0x2029]))
+    data = {"id": ends, "text": f"a{ends}b", "more": [ends]}
+    last = write(data).decode().rstrip("\n").splitlines()[-1]
+    assert json.loads(last.removeprefix("data: ")) == data
 
 
 def test_a_list_of_any_length_is_cut() -> None:

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from quire.errors import PromptTooLong, RequestError, shown
+from quire.server.api.message_reader import is_whole
 from quire.server.api.protocol.fields import MAX_LABEL
 from quire.server.http.errors import ApiError, invalid, renamed
 from quire.tokenizer.conversation import MAX_PARTS
-from quire.utils.json_text import loads
 
 OF_ITEMS = ("type", "id", "status")
 """Fields that only the API itself gives a message; chat templates do not see them."""
@@ -27,7 +27,7 @@ _FIELDS = {
     "reasoning": {*OF_ITEMS, "summary", "content"},
 }
 """Fields of items that have a meaning; of a message the chat template says which do."""
-_NAMES = {"max_tokens": "max_output_tokens", "messages": "input", "prompt": "input"}
+_NAMES = {"messages": "input", "prompt": "input"}
 """What the other APIs call a field -> what this one does."""
 _PATH = re.compile(r"messages\[(\d+)\](?:\.tool_calls\[(\d+)\](?:\.function)?)?(?:\.(\w+))?(.*)", re.DOTALL)
 
@@ -90,7 +90,7 @@ class InputReader:
         return self.messages
 
     def renamed(self, error: RequestError) -> RequestError | ApiError:
-        """An error about the messages as one about the items, and about others under the names of this API."""
+        """An error about the messages as one about the items, or about the input as a whole."""
         path = "prompt" if isinstance(error, PromptTooLong) else str(error.fields.get("parameter"))
         place = _NAMES.get(path) or self.place_of(path)
         return error if place == path else renamed(error, path, place)
@@ -145,7 +145,7 @@ class InputReader:
         if not isinstance(arguments, str):
             where = f"{place}.arguments"
             raise invalid(where, f"{where} must be a JSON object in a string; got {shown(arguments)}.", "invalid_type")
-        if item.get("status") == "incomplete" and not _is_whole(arguments):
+        if item.get("status") == "incomplete" and not is_whole(arguments):
             self._warn(f"{place}: the call of {name} was cut and is left out")
             return
         if not self._can_join or self._thought is not None:
@@ -222,14 +222,6 @@ def _joined(first: Any, second: Any, place: str) -> Any:
 
 def _as_parts(content: str | list[Any]) -> list[Any]:
     return [{"type": "text", "text": content}] if isinstance(content, str) else content
-
-
-def _is_whole(arguments: str) -> bool:
-    """Whether they are a JSON object."""
-    try:
-        return isinstance(loads(arguments), dict)
-    except (ValueError, RecursionError):
-        return False
 
 
 def _text(item: Mapping[str, Any], name: str, place: str, limit: int) -> str:

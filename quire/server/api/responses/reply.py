@@ -23,7 +23,7 @@ from quire.server.api.protocol.openai import ConversationFields
 from quire.server.api.protocol.responses import ResponsesRequest, ResponseUsage
 from quire.server.api.responses.conversation import find_input, stored
 from quire.server.api.responses.output_items import Event, OutputItems, merged
-from quire.server.api.responses.request import LOGPROBS, check, echoed, effort_in, form_in, tools_in
+from quire.server.api.responses.request import LOGPROBS, NAMES, check, echoed, effort_in, form_in, tools_in
 from quire.server.api.responses.store import ResponseStore
 from quire.server.http.errors import ApiError, ErrorShape
 from quire.server.http.replies import SMALL_REPLY, Encode, encode_in_pieces, piece_of
@@ -187,6 +187,7 @@ class ResponseWriter:
                 priority=body.priority,
                 tools=self._tools,
                 place_of=reader.place_of,
+                names=NAMES,
             )
         except RequestError as error:
             raise reader.renamed(error) from error

@@ -7,19 +7,25 @@ from typing import Any
 
 from quire.errors import shown
 from quire.server.api.output_form import Form, openai_form
-from quire.server.api.params import REFUSED, Refusal, check_fields
+from quire.server.api.params import ONE_ANSWER, REFUSED, Refusal, check_fields, other_name
 from quire.server.api.protocol.responses import ResponsesRequest
 from quire.server.api.tools import ToolUse, openai_tools
 from quire.server.api.unknown_fields import unknown_in_form, warn_of
 from quire.server.http.errors import ApiError, invalid
 from quire.server.service import Service
 
+NAMES = {"logprobs": "top_logprobs", "max_tokens": "max_output_tokens"}
+"""What the other APIs call a field -> what this one does."""
 LOGPROBS = "message.output_text.logprobs"
 _REFUSED = {
     **REFUSED,
     "background": Refusal("requests are answered while the client waits", (False,)),
     "conversation": Refusal("conversations are not stored; send previous_response_id, or the whole input"),
+    "max_completion_tokens": other_name("max_output_tokens"),
+    "max_tokens": other_name("max_output_tokens"),
+    "n": ONE_ANSWER,
     "prompt": Refusal("prompt templates are not stored; send input and instructions"),
+    "stop_sequences": other_name("stop"),
     "truncation": Refusal("an input that is too long is refused, never cut", ("disabled",)),
 }
 _IN_CLIENT = "offer a function that does it, which the client runs"
