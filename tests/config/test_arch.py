@@ -228,6 +228,11 @@ SAME: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     ),
     "attention by name": ("bloom", {}, {"n_head": 8, "n_layer": 4, "n_embed": 64}),
     "pairs of kinds": ("gpt_neo", {}, {"attention_types": [[["global", "local"], 2]]}),
+    "kinds beside pairs": (
+        "gpt_neo",
+        {"attention_types": [[["local"], 3], [["global"], 1]]},
+        {"attention_types": [[["global", "local"], 2]], "attention_layers": ["local"] * 3 + ["global"]},
+    ),
     "attention of defaults": ("mpt", {}, {"attn_config": {"alibi": True, "clip_qkv": None, "qk_ln": False}}),
     "scaling": (
         "granite",
@@ -480,6 +485,8 @@ WRONG: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {
         {"attention_types": None},
         ["attention_types is missing", "one for each layer"],
     ),
+    "kinds of too few layers": (GPT_NEO, {"attention_layers": ["local"]}, ["attention_layers", "each of 4 layers"]),
+    "kinds of lists": (GPT_NEO, {"attention_layers": [["local"]] * 4}, ["attention_layers", "global or local"]),
     "bases of too few layers": (GRANITE_SWA, {"layer_rope_theta": [1e4]}, ["layer_rope_theta", "each layer"]),
     "bases of several kinds": (GRANITE_SWA, {"layer_rope_theta": [1e4, 0, 1e5, 0]}, ["layer_rope_theta", "the same"]),
     "bases of words": (GRANITE_SWA, {"layer_rope_theta": ["a"] * 4}, ["layer_rope_theta", "a number"]),

@@ -57,6 +57,14 @@ def test_contexts_of_doge_end_where_tokens_would_be_masked() -> None:
     assert arch_of("doge", keep_window_size=4096).max_position_embeddings == 256
 
 
+def test_a_window_of_the_modernbert_decoder_is_half_of_what_sees_both_sides_unless_it_is_named() -> None:
+    def windows(**changes: Any) -> list[int | None]:
+        return [mixer.window for mixer in arch_of("modernbert-decoder", **changes).plain_attentions]
+
+    assert windows() == windows(sliding_window=None) == [None, 24, 24, None]
+    assert windows(sliding_window=9) == [None, 9, 9, None]
+
+
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "untied blocks": ("zamba", {"tie_word_embeddings": False}, "tie_word_embeddings"),
     "attention of another width": ("zamba", {"attention_hidden_size": 64}, "attention_hidden_size"),
@@ -74,6 +82,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "sections of other layers": ("dory", {"n_output_layers": 2}, "num_hidden_layers"),
     "no window": ("modernbert-decoder", {"local_attention": None}, "local_attention"),
     "a window of nothing": ("modernbert-decoder", {"local_attention": 1}, "local_attention"),
+    "a window that is none": ("modernbert-decoder", {"sliding_window": -1}, "sliding_window"),
     "a rotation of both kinds": (
         "modernbert-decoder",
         {"rope_scaling": {"rope_type": "linear", "factor": 2.0}},

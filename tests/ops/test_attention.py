@@ -82,6 +82,16 @@ def test_attention_takes_any_grouping_and_head_size(
 
 
 @each_implementation
+@pytest.mark.parametrize(("dtype", "cache_dtype"), [both for both in DTYPES if both[1].itemsize > 1])
+@pytest.mark.parametrize("head_size", [2, 6, 34])
+def test_heads_without_scales_need_only_be_even(
+    implementation: str, dtype: torch.dtype, cache_dtype: torch.dtype, head_size: int
+) -> None:
+    pages = Pages.of(implementation, [40], head_size=head_size, dtype=dtype, cache_dtype=cache_dtype)
+    assert_close(pages.attend([(0, 0, 40)])[0], pages.naive(0))
+
+
+@each_implementation
 @pytest.mark.parametrize("block_size", [1, 5, 16, 32, 256])
 @pytest.mark.parametrize("cache_dtype", [torch.float32, torch.int8, torch.float8_e4m3fn])
 def test_attention_takes_any_block_size(implementation: str, block_size: int, cache_dtype: torch.dtype) -> None:

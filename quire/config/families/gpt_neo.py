@@ -9,7 +9,17 @@ PROBLEM = 'must be pairs such as [["global", "local"], 12], whose kinds come to 
 
 
 def layer_kinds(keys: ConfigKeys, num_layers: int) -> tuple[LayerKind, ...]:
-    """As `attention_types` lists them: kinds, and how often they come."""
+    """As `attention_layers` lists them, which transformers writes and reads, or else `attention_types`."""
+    listed = keys.raw.get("attention_layers")
+    if listed is None:
+        return _of_pairs(keys, num_layers)
+    if not isinstance(listed, list) or len(listed) != num_layers or not _are_kinds(listed):
+        keys.refuse("attention_layers", listed, f"must name {' or '.join(KINDS)} for each of {num_layers} layers")
+    return tuple(KINDS[name] for name in listed)
+
+
+def _of_pairs(keys: ConfigKeys, num_layers: int) -> tuple[LayerKind, ...]:
+    """Kinds, and how often they come."""
     given = keys.raw.get("attention_types")
     pairs = [[["global", "local"], num_layers // 2]] if given is None else given
     if not isinstance(pairs, list) or not all(map(_is_pair, pairs)):
@@ -23,8 +33,11 @@ def _is_pair(pair: object) -> bool:
     if not isinstance(pair, list) or len(pair) != 2 or not isinstance(pair[0], list):
         return False
     names, count = pair
-    are_kinds = all(isinstance(name, str) and name in KINDS for name in names)
-    return are_kinds and isinstance(count, int) and not isinstance(count, bool) and count >= 0
+    return _are_kinds(names) and isinstance(count, int) and not isinstance(count, bool) and count >= 0
+
+
+def _are_kinds(names: list[object]) -> bool:
+    return all(isinstance(name, str) and name in KINDS for name in names)
 
 
 SPEC = FamilySpec(

@@ -14,12 +14,19 @@ def _layer_kinds(keys: ConfigKeys, num_layers: int) -> tuple[LayerKind, ...]:
 
 
 def _derived(keys: ConfigKeys) -> Mapping[str, Any]:
-    """As many KV heads as heads, of equal parts of the hidden size; half of the window."""
-    window = keys.optional_count("local_attention")
-    if window is None or window < 2:
-        keys.refuse("local_attention", window, "must be 2 or more: a token sees half as many")
+    """As many KV heads as heads, of equal parts of the hidden size."""
     heads = keys.count("num_attention_heads")
-    return {"num_key_value_heads": heads, "head_dim": None, "sliding_window": window // 2}
+    return {"num_key_value_heads": heads, "head_dim": None, "sliding_window": _window(keys)}
+
+
+def _window(keys: ConfigKeys) -> int:
+    """What `sliding_window` says, which transformers writes and reads; else half of `local_attention`."""
+    if keys.raw.get("sliding_window") is not None:
+        return keys.count("sliding_window")
+    both_sides = keys.optional_count("local_attention")
+    if both_sides is None or both_sides < 2:
+        keys.refuse("local_attention", both_sides, "must be 2 or more: a token sees half as many")
+    return both_sides // 2
 
 
 def _norms(keys: ConfigKeys) -> Norms:

@@ -65,11 +65,12 @@ def all_mamba2(keys: ConfigKeys, num_layers: int) -> tuple[RecurrentSpec | None,
 
 
 def _mamba(keys: ConfigKeys) -> MambaSpec:
+    """As wide as `intermediate_size` says, which transformers writes and reads; `expand` may say another width."""
     check_silu(keys)
     hidden_size = keys.count("hidden_size")
     eps = keys.find(("mixer_rms_eps",))[1]
     return MambaSpec(
-        inner_size=keys.count("expand") * hidden_size,
+        inner_size=keys.count("intermediate_size", default=keys.count("expand") * hidden_size),
         state_size=keys.count("state_size"),
         conv_width=keys.count("conv_kernel", most=MAX_CONV_WIDTH),
         time_rank=_time_rank(keys, "time_step_rank", hidden_size),

@@ -19,7 +19,10 @@ RECURRENT: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "falcon-mamba": ("falcon_mamba", {}),
-    "falcon-mamba-untied": ("falcon_mamba", {"tie_word_embeddings": False, "expand": 3, "mixer_rms_eps": 1e-3}),
+    "falcon-mamba-untied": (
+        "falcon_mamba",
+        {"tie_word_embeddings": False, "expand": 3, "intermediate_size": 80, "mixer_rms_eps": 1e-3},
+    ),
     "mamba2": ("mamba2", {}),
     "mamba2-odd": (
         "mamba2",

@@ -130,6 +130,7 @@ WINDOWS: dict[str, tuple[str, dict[str, Any]]] = {
             "hidden_size": 60,
             "num_attention_heads": 3,
             "local_attention": 13,
+            "sliding_window": 9,
             "layer_types": ["sliding_attention", "full_attention"] * 2,
             "norm_bias": True,
             "attention_bias": True,
@@ -294,7 +295,8 @@ WINDOWS: dict[str, tuple[str, dict[str, Any]]] = {
         "gpt_neo",
         {
             "num_layers": 4,
-            "attention_types": [[["local", "global"], 2]],
+            "attention_types": [[["global", "local"], 2]],
+            "attention_layers": ["local", "local", "global", "local"],
             "window_size": 40,
             "intermediate_size": 80,
             "tie_word_embeddings": False,

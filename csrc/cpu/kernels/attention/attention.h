@@ -13,6 +13,8 @@
 // works with integers. The scales of keys multiply scores, those of values the weights.
 #pragma once
 
+#include <algorithm>
+
 #include "../float8.h"
 #include "attention_softmax.h"
 
@@ -126,7 +128,8 @@ void attend(const AttentionArgs& args, const AttentionPiece& piece) {
   const int64_t page_bytes = round_up(elements * int64_t(sizeof(Cache)) + kCacheSlack, 64);
   const int64_t copies = kWidened ? split_pages + 1 : kScaled ? 0 : slots == padded ? 1 : split_pages;
   const int64_t own_bytes = Math::own_bytes(w, wide);
-  const int64_t query_bytes = head * 1024;  // two tiles of rows in steps of two dimensions, at worst
+  // Tiles, two of rows in steps of two dimensions at worst, or rows of floats.
+  const int64_t query_bytes = std::max(head * 1024, kQueryRows * wide * 4);
   char* memory = static_cast<char*>(
       scratch(0, blocks * (query_bytes + kQueryRows * wide * 4) + 2 * cells * 4 + own_bytes +
                      partial_floats(layout) * 4 + copies * page_bytes + 2 * round_up(w.columns * 4, 64) +
