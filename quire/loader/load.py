@@ -14,9 +14,9 @@ from quire.errors import ConfigError
 from quire.layers.context import LayerContext
 from quire.layers.quantization.schemes import DENSE, SCHEMES
 from quire.layers.weights import WeightMap
-from quire.loader.checkpoint import open_checkpoint
+from quire.loader.checkpoint import TensorSource, open_checkpoint
 from quire.loader.readers import CheckpointReader, DummyReader, HeaderReader
-from quire.loader.unread import unread_parts
+from quire.loader.unread import SECOND_HEAD, unread_parts, why_needless
 from quire.log import get_logger
 from quire.models.interfaces import Model, ModelClass
 from quire.models.registry import ModelRegistry
@@ -24,6 +24,7 @@ from quire.ops.contract import Ops
 
 log = get_logger(__name__)
 
+SAMPLED_ROWS = 16
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
 
 
@@ -100,8 +101,29 @@ def _load_checkpoint(
     model_class(arch, context(weights=headers))
     headers.raise_problems()
     _tell_scales(arch, context, headers)
+    _tell_other_head(arch, checkpoint, headers)
     reader = CheckpointReader(checkpoint, weight_map, num_bytes=headers.num_bytes, progress=progress)
     return model_class(arch, context(weights=reader))
+
+
+def _tell_other_head(arch: ModelArch, checkpoint: TensorSource, headers: HeaderReader) -> None:
+    """Warn of a head that is not read and has other numbers than the embedding, which config.json makes the head."""
+    names = arch.family.names
+    embedding = checkpoint.tensors.get(headers.names(f"{names.base}.{names.embedding}.weight"))
+    if not arch.tie_word_embeddings or embedding is None:
+        return
+    rows = torch.linspace(0, embedding.shape[0] - 1, SAMPLED_ROWS).long()
+    for name, head in checkpoint.tensors.items():
+        is_second = name not in headers.used and why_needless(name) == SECOND_HEAD
+        if not is_second or (head.shape, head.dtype) != (embedding.shape, embedding.dtype):
+            continue
+        first, second = (checkpoint.view(tensor)[rows].view(torch.uint8) for tensor in (embedding.name, name))
+        if not torch.equal(first, second):
+            log.warning(
+                "%s has other numbers than the embedding, which is the head instead as tie_word_embeddings is true; "
+                "if the head was trained by itself, set tie_word_embeddings to false in config.json",
+                name,
+            )
 
 
 def _tell_scales(arch: ModelArch, context: partial[LayerContext], headers: HeaderReader) -> None:

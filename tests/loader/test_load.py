@@ -98,6 +98,19 @@ def test_relics_are_ignored(checkpoint: MakeCheckpoint, tmp_path: Path, family: 
     assert torch.equal(logits(directory), logits(checkpoint(family)))
 
 
+@pytest.mark.parametrize("is_other", [False, True])
+def test_a_head_with_other_numbers_than_the_tied_embedding_is_warned_of(
+    checkpoint: MakeCheckpoint, tmp_path: Path, is_other: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    directory = copied(checkpoint("qwen2", tie_word_embeddings=True), tmp_path)
+    file = directory / "model.safetensors"
+    tensors = read(file)
+    head = tensors["model.embed_tokens.weight"].clone()
+    write(file, {**tensors, "lm_head.weight": head + is_other})
+    assert torch.equal(logits(directory), logits(checkpoint("qwen2", tie_word_embeddings=True)))
+    assert ("set tie_word_embeddings to false" in caplog.text) == is_other
+
+
 @pytest.mark.parametrize(("family", "prefix"), [("gpt2", "transformer."), ("opt", "model."), ("qwen3", "model.")])
 def test_base_models_lack_the_prefix(checkpoint: MakeCheckpoint, tmp_path: Path, family: str, prefix: str) -> None:
     directory = copied(checkpoint(family), tmp_path)
