@@ -46,10 +46,14 @@ def test_a_failure_before_the_first_token_has_its_status(server: Running, path: 
 
 @pytest.mark.parametrize("path", ROUTES)
 def test_a_failure_in_a_stream_is_its_last_event(server: Running, path: str) -> None:
-    length = {"max_output_tokens" if path.endswith("responses") else "max_tokens": 900, "ignore_eos": True}
+    body = {**ROUTES[path], "ignore_eos": True, "stream": True}
+    if path.startswith("/api/"):
+        body["options"] = {**body["options"], "num_predict": 900}
+    else:
+        body["max_output_tokens" if path.endswith("responses") else "max_tokens"] = 900
     with stand_in(server) as executor:
         executor.may_go.set()
-        with server.client.stream("POST", path, json={**ROUTES[path], **length, "stream": True}) as reply:
+        with server.client.stream("POST", path, json=body) as reply:
             assert reply.status_code == 200
             lines = reply.iter_lines()
             next(lines)
