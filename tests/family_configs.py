@@ -72,6 +72,7 @@ _DEEPSEEK = {
     "n_shared_experts": 2,
     "num_experts_per_tok": 3,
 }
+_DEEPSEEK_SPARSE = {key: value for key, value in _DEEPSEEK.items() if key != "first_k_dense_replace"}
 _INDEXER = {"index_n_heads": 16, "index_head_dim": 16, "index_topk": 12}
 """So many heads that hardly any score is zero: transformers breaks ties as they come."""
 
@@ -290,14 +291,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
             "llama_4_scaling_beta": 0.3,
         },
     },
-    "glm4_moe_lite": {key: value for key, value in _DEEPSEEK.items() if key != "first_k_dense_replace"},
+    "glm4_moe_lite": _DEEPSEEK_SPARSE,
     "glm_moe_dsa": {**_DEEPSEEK, **_INDEXER},
-    "hy_v4": {
-        **{key: value for key, value in _DEEPSEEK.items() if key != "first_k_dense_replace"},
-        **_INDEXER,
-        "swiglu_limit": 0.6,
-        "hc_mult": 3,
-    },
+    "hy_v4": {**_DEEPSEEK_SPARSE, **_INDEXER, "swiglu_limit": 0.6, "hc_mult": 3},
     "minicpm3": {**_LATENT, "scale_emb": 3, "dim_model_base": 32},
     "youtu": _LATENT,
     "arcee": {**_COMMON, "head_dim": 24},

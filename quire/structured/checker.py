@@ -29,7 +29,7 @@ MAX_KEPT_CHARACTERS = 1 << 24
 MAX_WAITING = 64
 """Checks in the process, running or not."""
 PATIENCE_S = 30.0
-"""A check waits for those before it, of which each takes a second at most."""
+"""A check waits for those before it, of which each may compute for a second."""
 LOOK_S = 0.02
 """Between two looks whether anybody still waits for a verdict."""
 READ_BYTES = 1 << 18
@@ -145,7 +145,7 @@ class GrammarChecker:
         return self._vocabulary
 
     def check(self, params: StructuredOutputsParams) -> Grammar:
-        """The grammar. Takes a second at most while nobody else waits.
+        """The grammar. Takes a second of computing at most, and the time of those that wait before it.
 
         Raises: InvalidParameter or UnsupportedFeature, with the reason; EngineOverloaded, EngineUnavailable.
         """

@@ -208,16 +208,7 @@ LATENT: dict[str, tuple[str, dict[str, Any]]] = {
     "hy-v4-odd-sizes": (
         "hy_v4",
         {
-            "hidden_size": 60,
-            "num_attention_heads": 3,
-            "num_key_value_heads": 3,
-            "kv_lora_rank": 19,
-            "qk_nope_head_dim": 5,
-            "qk_rope_head_dim": 6,
-            "v_head_dim": 7,
-            "index_n_heads": 17,
-            "index_head_dim": 12,
-            "index_topk": 5,
+            **_ODD_SIZES,
             "num_hidden_layers": 4,
             "indexer_types": ["full", "shared", "shared", "full"],
             "mlp_layer_types": ["sparse", "dense", "dense", "sparse"],
