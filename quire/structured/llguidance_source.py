@@ -65,9 +65,8 @@ def _of_regex(params: StructuredOutputsParams) -> str:
 
 def _of_choice(params: StructuredOutputsParams) -> str:
     choices = " | ".join(json.dumps(text, ensure_ascii=False) for text in params.choice or ())
-    return f"start: {choices}".replace(
-        "\x7f", "\\u007f"
-    )  # the one character that must be escaped in Lark, but not in JSON
+    # The one character that must be escaped in Lark, but not in JSON.
+    return f"start: {choices}".replace("\x7f", "\\u007f")
 
 
 def _of_grammar(params: StructuredOutputsParams) -> str:
