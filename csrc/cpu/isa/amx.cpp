@@ -32,7 +32,7 @@ void fill_amx(Kernels& kernels) {
   kernels.name = "amx";
   kernels.gemm_bf16 = kernels.gemm_bf16_compact = amx_gemm();
   kernels.compact_streams = kCompactParts;
-  fill_quantized<AmxIntegerMicro>(kernels);
+  fill_quantized<ByAmx>(kernels);
   kernels.attend_bf16[QR_BFLOAT16] = attend<AmxMath, Bf16>;
   kernels.attend_bf16[QR_CACHE_INT8] = attend<AmxInt8Math, int8_t>;
   kernels.attend_bf16[QR_CACHE_FLOAT8] = attend<AmxMath, Float8>;

@@ -5,7 +5,7 @@ namespace qr {
 
 void fill_avx512_vnni(Kernels& kernels) {
   kernels.name = "avx512_vnni";
-  fill_quantized<QuantizedMicro>(kernels);
+  fill_quantized<ByVectors>(kernels);
 }
 
 }  // namespace qr

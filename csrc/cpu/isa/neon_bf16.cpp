@@ -10,7 +10,7 @@ namespace qr {
 void fill_neon_bf16(Kernels& kernels) {
   kernels.name = "neon_bf16";
   kernels.gemm_bf16 = kernels.gemm_bf16_compact = paired_gemm();
-  fill_quantized<QuantizedMicro>(kernels);
+  fill_quantized<ByVectors>(kernels);
   kernels.rms_norm = rms_norm;
   kernels.layer_norm = layer_norm;
   kernels.rope_and_cache = rope_and_cache;

@@ -5,7 +5,7 @@ namespace qr {
 
 void fill_neon_dotprod(Kernels& kernels) {
   kernels.name = "neon_dotprod";
-  fill_quantized<QuantizedMicro>(kernels);
+  fill_quantized<ByVectors>(kernels);
 }
 
 }  // namespace qr

@@ -43,12 +43,12 @@ bool has_avx_vnni([[maybe_unused]] bool vex, [[maybe_unused]] bool evex) {
 #endif
 }
 
-bool request_tiles() { return syscall(SYS_arch_prctl, kArchRequestPermission, kTileData) == 0; }
+[[maybe_unused]] bool request_tiles() { return syscall(SYS_arch_prctl, kArchRequestPermission, kTileData) == 0; }
 
 // Run AMX once in a child, because flags are not enough: hosts exist whose guests fault. The child is cloned without
 // an exit signal and without fork handlers, so the program around us sees nothing of it; it reports through shared
 // memory, since a program that ignores SIGCHLD leaves no exit status.
-bool survives_amx() {
+[[maybe_unused]] bool survives_amx() {
   void* memory = mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   if (memory == MAP_FAILED) return false;
   auto* flag = static_cast<volatile int32_t*>(memory);
@@ -69,6 +69,15 @@ bool survives_amx() {
   bool survived = *flag == 1;
   munmap(memory, 4096);
   return survived;
+}
+
+// Whether kernels for tiles run, on a processor that has all else they use: in tiles of its own, or of emulated ones.
+bool has_tiles([[maybe_unused]] bool real) {
+#if defined(QR_EMULATED_TILES)
+  return execute_amx() == 1;
+#else
+  return real && survives_amx() && request_tiles();
+#endif
 }
 
 }  // namespace
@@ -95,7 +104,7 @@ uint32_t probe() {
   isas |= bit_of(QR_AVX512_BF16);
   const bool vbmi = bit(seven.ecx, 1);
   const bool amx = bit(seven.edx, 22) && bit(seven.edx, 24) && bit(seven.edx, 25);  // bf16, tile, int8
-  if (tiles && amx && vbmi && survives_amx() && request_tiles()) isas |= bit_of(QR_AMX);
+  if (vbmi && has_tiles(tiles && amx)) isas |= bit_of(QR_AMX);
   return isas;
 }
 

@@ -67,7 +67,7 @@ void fill_base(Kernels& kernels) {
   kernels.next_above = next_above;
   kernels.gather_allowed = gather_allowed;
   kernels.gemm_float8 = kernels.gemm_float8_float = float8_gemm();
-  fill_quantized<QuantizedMicro>(kernels);
+  fill_quantized<ByVectors>(kernels);
   kernels.row_to_int8 = row_to_int8;
   kernels.row_to_int4 = row_to_int4;
   kernels.block_type = block_type;

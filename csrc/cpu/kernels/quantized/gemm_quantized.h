@@ -238,37 +238,40 @@ struct QuantizedMicro {
   }
 };
 
-template <template <class> class Micro, class Format>
-Gemm quantized_gemm() {
-  return Gemm{QuantizedRows<Format::kGroup>::bytes, quantize_rows<Format>, run_gemm<Micro<Format>>};
-}
+// How a format's products are done by this unit's vectors.
+template <class Format>
+struct ByVectors {
+  static void fill(Gemm& gemm) {
+    gemm = {QuantizedRows<Format::kGroup>::bytes, quantize_rows<Format>, run_gemm<QuantizedMicro<Format>>};
+  }
+};
 
-template <template <class> class Micro, template <int> class Format>
+template <template <class> class Way, template <int> class Format>
 void fill_small_groups(Gemm* gemms) {
-  gemms[0] = quantized_gemm<Micro, Format<16>>();
-  gemms[1] = quantized_gemm<Micro, Format<32>>();
+  Way<Format<16>>::fill(gemms[0]);
+  Way<Format<32>>::fill(gemms[1]);
 }
-template <template <class> class Micro, template <int> class Format>
+template <template <class> class Way, template <int> class Format>
 void fill_groups(Gemm* gemms) {
-  fill_small_groups<Micro, Format>(gemms);
-  gemms[2] = quantized_gemm<Micro, Format<64>>();
-  gemms[3] = quantized_gemm<Micro, Format<128>>();
+  fill_small_groups<Way, Format>(gemms);
+  Way<Format<64>>::fill(gemms[2]);
+  Way<Format<128>>::fill(gemms[3]);
 }
 
-template <template <class> class Micro>
+template <template <class> class Way>
 void fill_quantized(Kernels& kernels) {
-  kernels.gemm_int8 = quantized_gemm<Micro, Int8>();
-  fill_groups<Micro, Int8Groups>(kernels.gemm_int8_groups);
-  fill_groups<Micro, Int4>(kernels.gemm_int4);
-  fill_small_groups<Micro, Int5>(kernels.gemm_int5);
-  fill_small_groups<Micro, Int6>(kernels.gemm_int6);
-  fill_groups<Micro, Levels>(kernels.gemm_levels);
-  kernels.gemm_nested[kNestedInt6] = quantized_gemm<Micro, Nested<Int6<16>, 1>>();
-  kernels.gemm_nested[kNestedInt5] = quantized_gemm<Micro, Nested<Int5<32>, 2>>();
-  kernels.gemm_nested[kNestedInt4] = quantized_gemm<Micro, Nested<Codes4<32>, 2>>();
-  kernels.gemm_nested[kNestedInt4Small] = quantized_gemm<Micro, Nested<Codes4<16>, 2>>();
-  kernels.gemm_nested[kNestedInt4Single] = quantized_gemm<Micro, Nested<Codes4<16>, 1>>();
-  kernels.gemm_nested[kNestedLevels] = quantized_gemm<Micro, Nested<Levels<32>, 1>>();
+  Way<Int8>::fill(kernels.gemm_int8);
+  fill_groups<Way, Int8Groups>(kernels.gemm_int8_groups);
+  fill_groups<Way, Int4>(kernels.gemm_int4);
+  fill_small_groups<Way, Int5>(kernels.gemm_int5);
+  fill_small_groups<Way, Int6>(kernels.gemm_int6);
+  fill_groups<Way, Levels>(kernels.gemm_levels);
+  Way<Nested<Int6<16>, 1>>::fill(kernels.gemm_nested[kNestedInt6]);
+  Way<Nested<Int5<32>, 2>>::fill(kernels.gemm_nested[kNestedInt5]);
+  Way<Nested<Codes4<32>, 2>>::fill(kernels.gemm_nested[kNestedInt4]);
+  Way<Nested<Codes4<16>, 2>>::fill(kernels.gemm_nested[kNestedInt4Small]);
+  Way<Nested<Codes4<16>, 1>>::fill(kernels.gemm_nested[kNestedInt4Single]);
+  Way<Nested<Levels<32>, 1>>::fill(kernels.gemm_nested[kNestedLevels]);
 }
 
 }  // namespace

@@ -14,28 +14,23 @@ struct AmxQuantizedMicro : QuantizedMicro<Format> {
   static constexpr bool kUnpacked = Format::kHalfBytes != kTileBytes;  // others are tiles as they are
   static constexpr int64_t kGroup = Format::kGroup, kDepth = kGroup < 64 ? kGroup : 64;  // k of one instruction
   static constexpr int64_t kStepBytes = 2 * Format::kHalfBytes;                          // packed, of 64 k
-  static constexpr int64_t kFewRows = Format::kGrouped ? 8 : 4;  // so few are faster by vectors
+  static constexpr int64_t kFewRows = Format::kGrouped ? 8 : 4;
   static constexpr int kTogether = kGroup < 64 ? 4 : 1;  // groups that are weighed together
   static constexpr int64_t kShortPart = 2, kLongPart = 8;  // steps of 64 k unpacked at a time
-  bool in_tiles;
   alignas(64) mutable char buffers[2][kUnpacked ? kLongPart * 2 * kTileBytes : 64];
 
-  explicit AmxQuantizedMicro(const GemmArgs& g) : QuantizedMicro<Format>(g), in_tiles(g.rows > kFewRows) {
-    if (!in_tiles) return;
+  explicit AmxQuantizedMicro(const GemmArgs& g) : QuantizedMicro<Format>(g) {
     TileConfig config;
     for (int tile = 0; tile < 4; ++tile) config.set(tile, int(x.height), 64);           // sums
     for (int tile = 4; tile < 6; ++tile) config.set(tile, int(x.height), int(kDepth));  // x
     for (int tile = 6; tile < 8; ++tile) config.set(tile, int(kDepth / 4), 64);         // weights
     config.use();
   }
-  ~AmxQuantizedMicro() {
-    if (in_tiles) _tile_release();
-  }
+  ~AmxQuantizedMicro() { _tile_release(); }
   AmxQuantizedMicro(const AmxQuantizedMicro&) = delete;
   AmxQuantizedMicro& operator=(const AmxQuantizedMicro&) = delete;
 
   void multiply(const GemmArgs& g, int64_t row_begin, int64_t row_end, const char* packed, float* sums) const {
-    if (!in_tiles) return QuantizedMicro<Format>::multiply(g, row_begin, row_end, packed, sums);
     const Format format(g);
     const int64_t panel = this->panel_of(g, packed), rows = row_end - row_begin, blocks = divide_up(rows, 32);
     const int64_t part = blocks > 1 ? kLongPart : kShortPart, parts = divide_up(x.steps, part);

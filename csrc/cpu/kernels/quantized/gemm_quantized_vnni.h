@@ -11,13 +11,15 @@ namespace qr {
 namespace {
 
 // Rows of a tile; divides the height of a block of x. Eight leave no registers for what a block adds up to; where weights
-// take many operations to unpack, it is kept in memory rather.
+// take many operations to unpack, it is kept in memory rather. Where AMX multiplies more, eight come at most.
+template <class Format>
+constexpr bool kHasSmallTiles = Format::kNested && Format::kBits < 6;
 #if defined(__AMX_INT8__)
 template <class Format>
-constexpr int kTileRows = 8;  // more are multiplied by AMX
+constexpr int kTileRows = 8;
 #else
 template <class Format>
-constexpr int kTileRows = Format::kNested && Format::kBits < 6 ? 4 : 8;
+constexpr int kTileRows = kHasSmallTiles<Format> ? 4 : 8;
 #endif
 
 template <int R>
@@ -257,11 +259,10 @@ template <class Format>
 void multiply_panel(const GemmArgs& g, const QuantizedRows<Format::kGroup>& x, int64_t row_begin, int64_t row_end,
                     int64_t panel, float* sums) {
   constexpr int kInOrder = RowsInOrder<Format>::kMostRows;
-  if constexpr (kInOrder > 0)
-    if (row_end - row_begin <= kInOrder && gains_by_order())
-      return with_rows<kInOrder>(row_end - row_begin, [&](auto rows) {
-        RowsInOrder<Format>(g, x, panel).template multiply<rows>(row_begin, sums);
-      });
+  if (row_end - row_begin <= kInOrder && gains_by_order())
+    return with_rows<kInOrder>(row_end - row_begin, [&](auto rows) {
+      RowsInOrder<Format>(g, x, panel).template multiply<rows>(row_begin, sums);
+    });
   VnniPanel<Format>(g, x, panel).multiply(row_begin, row_end, sums);
 }
 

@@ -25,13 +25,9 @@ struct RowsInOrder {
   static constexpr int64_t kSteps = Format::kGroup < 64 ? 1 : Format::kGroup / 64;
   static constexpr int kGroupInStep = Format::kGroup < 64 ? Format::kGroup : 64;  // k of a group in one step
   static constexpr int kEights = kGroupInStep / 8;
-#if defined(__AMX_INT8__)
-  static constexpr int kMostRows = 0;  // no processor with AMX gains by it
-#else
   // Formats of fewer bits lie closer together, and with more rows loading x once for each half costs more than reading
   // in order saves.
   static constexpr int kMostRows = Format::kHalfBytes == 1024 ? 4 : 1;
-#endif
   // Bytes ahead that one row fetches to L2 where hardware alone is slower: many operations for a line, or very few.
   static constexpr int64_t kAhead = !Format::kGrouped ? 4096 : Format::kHalfBytes < 1024 && kSteps == 1 ? kFarBytes : 0;
 

@@ -69,26 +69,21 @@ struct AmxNestedMicro : QuantizedMicro<Format> {
   using Block = NestedBlock<Format>;
   static constexpr int64_t kSteps = kNestedBlock / 64, kPlaneBytes = kSteps * kTileBytes;
   static constexpr int64_t kBlockBytes = kSteps * 2 * Format::kHalfBytes;  // packed, of a panel
-  static constexpr int64_t kFewRows = 8;  // so few are faster by vectors
-  bool in_tiles;
+  static constexpr int64_t kFewRows = 8;
   alignas(64) mutable char buffers[2][2 * kPlaneBytes];
 
-  explicit AmxNestedMicro(const GemmArgs& g) : QuantizedMicro<Format>(g), in_tiles(g.rows > kFewRows) {
-    if (!in_tiles) return;
+  explicit AmxNestedMicro(const GemmArgs& g) : QuantizedMicro<Format>(g) {
     TileConfig config;
     for (int tile = 0; tile < 6; ++tile) config.set(tile, int(x.height), 64);  // sums of two tiles of rows, and x
     for (int tile = 6; tile < 8; ++tile) config.set(tile, 16, 64);             // weights
     config.use();
   }
-  ~AmxNestedMicro() {
-    if (in_tiles) _tile_release();
-  }
+  ~AmxNestedMicro() { _tile_release(); }
   AmxNestedMicro(const AmxNestedMicro&) = delete;
   AmxNestedMicro& operator=(const AmxNestedMicro&) = delete;
 
   // Half a panel of a block at a time; the next one is taken apart before the products of this one.
   void multiply(const GemmArgs& g, int64_t row_begin, int64_t row_end, const char* packed, float* sums) const {
-    if (!in_tiles) return QuantizedMicro<Format>::multiply(g, row_begin, row_end, packed, sums);
     const Format format(g);
     const int64_t panel = this->panel_of(g, packed), rows = row_end - row_begin, halves = 2 * x.steps / kSteps;
     std::memset(sums, 0, size_t(rows) * kPanel * 4);
@@ -194,8 +189,25 @@ struct AmxNestedMicro : QuantizedMicro<Format> {
   }
 };
 
+// How a format's products are done by AMX tiles. Few rows are faster by vectors: as the set below has them, but where
+// that one's tiles are small.
 template <class Format>
-using AmxIntegerMicro = std::conditional_t<Format::kNested, AmxNestedMicro<Format>, AmxQuantizedMicro<Format>>;
+struct ByAmx {
+  using Micro = std::conditional_t<Format::kNested, AmxNestedMicro<Format>, AmxQuantizedMicro<Format>>;
+  static inline decltype(Gemm::run) few_rows = nullptr;
+
+  static void run(const GemmArgs& g, int64_t row_begin, int64_t row_end, int64_t panel_begin, int64_t panel_end) {
+    const auto chosen = g.rows > Micro::kFewRows ? run_gemm<Micro> : few_rows;
+    chosen(g, row_begin, row_end, panel_begin, panel_end);
+  }
+  static void fill(Gemm& gemm) {
+    if constexpr (kHasSmallTiles<Format>)
+      few_rows = run_gemm<QuantizedMicro<Format>>;
+    else
+      few_rows = gemm.run;
+    gemm.run = run;
+  }
+};
 
 }  // namespace
 }  // namespace qr
