@@ -20,7 +20,7 @@ extern "C" {
 #endif
 
 #define QR_API __attribute__((visibility("default")))
-#define QR_ABI_VERSION 19
+#define QR_ABI_VERSION 20
 
 enum {
   QR_OK = 0,
@@ -81,6 +81,11 @@ QR_API int32_t qr_set_num_threads(int32_t num_threads);
 /* The qr_isa in use and the number of threads of the calling thread's kernels, 0 before qr_init. */
 QR_API int32_t qr_isa_in_use(void);
 QR_API int32_t qr_num_threads(void);
+
+/* Have pages that nobody has touched yet come from these NUMA nodes in turn, so that threads on all of them read at the
+ * bandwidth of all. nodes: a bit each, `words` (1 to 16) words of 64. A policy that the process was started with
+ * (numactl) stays. memory: whole pages. QR_EUNSUPPORTED where the system refuses. */
+QR_API int32_t qr_interleave(void* memory, int64_t bytes, const uint64_t* nodes, int64_t words);
 
 /* Run num_pieces calls of piece(context, index) on the pool and return when all are done. For tests. */
 QR_API int32_t qr_parallel(int64_t num_pieces, void (*piece)(void* context, int64_t index), void* context);

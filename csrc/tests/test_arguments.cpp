@@ -340,6 +340,14 @@ TEST(every_function_refuses_missing_memory_and_impossible_sizes) {
   CHECK(qr_replay(nullptr, -1) == QR_EINVAL);
 }
 
+TEST(memory_of_no_nodes_is_refused) {
+  uint64_t nodes[16] = {1};
+  CHECK(qr_interleave(nullptr, 4096, nodes, 1) == QR_EINVAL);
+  CHECK(qr_interleave(nodes, 4096, nullptr, 1) == QR_EINVAL);
+  for (int64_t bytes : {int64_t(0), int64_t(-1)}) CHECK(qr_interleave(nodes, bytes, nodes, 1) == QR_EINVAL);
+  for (int64_t words : {0, -1, 17}) CHECK(qr_interleave(nodes, 4096, nodes, words) == QR_EINVAL);
+}
+
 TEST(impossible_numbers_of_threads_are_refused) {
   const int32_t before = qr_num_threads();
   for (int32_t wrong : {0, -1, INT_MIN, 513, INT_MAX}) {

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
+import platform
 from collections.abc import Callable
+from ctypes import c_uint64
 from pathlib import Path
 
 import pytest
@@ -14,11 +17,15 @@ from quire.loader.load import load_model
 from quire.models.decoder import DecoderForCausalLM
 from quire.ops.backends import ops_of
 from quire.ops.contract import Ops
+from quire.ops.cpu import library
 from quire.ops.operands import LinearWeight
+from quire.platforms.cores import memory_nodes
 from tests.models.harness import arch_of
 from tests.ops.implementations import implementations_of, rand
 
 MIB = 1 << 20
+SET_MEMPOLICY = {"x86_64": 238, "aarch64": 237}.get(platform.machine(), -1)
+PREFERRED = 1
 
 
 @pytest.fixture(autouse=True)
@@ -45,6 +52,52 @@ def test_many_weights_take_few_regions() -> None:
         weights = [weight_zeros(5 * MIB + 64 * index) for index in range(100)]
     assert num_regions() - before < 50, "of their own they take two each"
     assert not any(weight.data_ptr() % 64 for weight in weights)
+
+
+def policy_of(tensor: Tensor) -> str:
+    """How the system places the pages of a region, as numa_maps(5) names it."""
+    regions = [line.split() for line in Path("/proc/self/numa_maps").read_text().splitlines()]
+    starts = {int(address, 16): policy for address, policy, *_ in regions}
+    return starts[max(start for start in starts if start <= tensor.data_ptr())]
+
+
+@pytest.fixture
+def first_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if there were several nodes, all of whose names are the first one's."""
+    if not Path("/proc/self/numa_maps").exists():
+        pytest.skip("this system knows no nodes")
+    monkeypatch.setattr(library, "_nodes_in_words", lambda: (c_uint64 * 1)(1))
+
+
+@pytest.mark.usefixtures("first_node")
+def test_memory_comes_from_all_nodes_in_turn() -> None:
+    from quire.ops.cpu.runtime.memory import weight_zeros, weights_together, zeros
+
+    with weights_together():
+        found = [policy_of(tensor) for tensor in (zeros(100), zeros(5 * MIB), weight_zeros(5 * MIB))]
+    assert found == ["interleave:0"] * 3
+
+
+@pytest.mark.usefixtures("first_node")
+def test_a_policy_that_the_process_was_started_with_stays() -> None:
+    from quire.ops.cpu.runtime.memory import zeros
+
+    system = ctypes.CDLL(None)
+    assert system.syscall(SET_MEMPOLICY, PREFERRED, ctypes.byref(c_uint64(1)), 64) == 0
+    try:
+        assert policy_of(zeros(5 * MIB)) == "prefer:0"
+    finally:
+        system.syscall(SET_MEMPOLICY, 0, None, 0)
+
+
+def test_memory_of_one_node_is_left_alone() -> None:
+    from quire.ops.cpu.runtime.memory import zeros
+
+    if len(memory_nodes()) > 1:
+        pytest.skip("this machine has several")
+    assert library._nodes_in_words() is None
+    if Path("/proc/self/numa_maps").exists():
+        assert policy_of(zeros(5 * MIB)) == "default"
 
 
 def test_weights_do_not_touch_each_other() -> None:

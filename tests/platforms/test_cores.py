@@ -89,3 +89,36 @@ def test_quotas_of_version_1_hold(tmp_path: Path) -> None:
     assert cores.usable_cores(root) == 3
     write(tmp_path, **{f"{group}__cpu.cfs_quota_us": "-1\n"})
     assert cores.usable_cores(root) == 8
+
+
+def nodes_of(root: Path, *cpus: str, allowed: str | None = None) -> Path:
+    """Nodes that have these CPUs each, and the memory that the control groups leave to the process."""
+    for node, own in enumerate(cpus):
+        write(root, **{f"sys__devices__system__node__node{node}__cpulist": f"{own}\n"})
+    if allowed is not None:
+        write(root, proc__self__status=f"Name:\tpython\nMems_allowed:\t3\nMems_allowed_list:\t{allowed}\n")
+    return root
+
+
+@pytest.mark.usefixtures("eight_cpus")
+@pytest.mark.parametrize(
+    ("cpus", "allowed", "expected"),
+    [
+        (["0-7"], "0", (0,)),
+        (["0-3", "4-7"], "0-1", (0, 1)),
+        (["0,2,4,6", "1,3,5,7"], None, (0, 1)),
+        (["0-3", "4-7"], "1", (1,)),
+        (["0-3", "8-11", "4-7"], "0-2", (0, 2)),
+        (["0-7", ""], "0-1", (0,)),
+        ([], "0", ()),
+    ],
+)
+def test_nodes_count_that_have_cores_and_memory_of_this_process(
+    tmp_path: Path, cpus: list[str], allowed: str | None, expected: tuple[int, ...]
+) -> None:
+    assert cores.memory_nodes(nodes_of(tmp_path, *cpus, allowed=allowed)) == expected
+
+
+def test_affinity_to_one_node_leaves_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {4, 5})
+    assert cores.memory_nodes(nodes_of(tmp_path, "0-3", "4-7", allowed="0-1")) == (1,)

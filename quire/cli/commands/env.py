@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
         "machine": {
             "cores": f"{here.num_cores} ({counted(len(allowed_cpus()), 'logical CPU')} allowed)",
             "instruction sets": ", ".join(here.isa) or "none of interest",
-            "memory": f"{gib(here.total_memory)}, {gib(here.available_memory)} available",
+            "memory": f"{gib(here.total_memory)}, {gib(here.available_memory)} available{_interleaved(here.ops)}",
             "ops": f"{here.ops} ({here.ops_reason})",
         },
         "devices": devices(),
@@ -72,6 +72,16 @@ def _print(name: str, value: object) -> None:
             print(f"  {key:<24} {entry}")
     else:
         print(f"{name}: {value}")
+
+
+def _interleaved(ops: str) -> str:
+    """What is said of a machine with several NUMA nodes."""
+    from quire.platforms.cores import memory_nodes
+
+    nodes = memory_nodes()
+    if ops != "cpu" or len(nodes) < 2:
+        return ""
+    return f", from NUMA nodes {', '.join(map(str, nodes))} in turn"
 
 
 def _version(package: str) -> str:

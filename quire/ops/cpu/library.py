@@ -16,9 +16,9 @@ from typing import Any, Final
 
 from quire import envs
 from quire.errors import ConfigError, EngineError
-from quire.platforms.cores import usable_cores
+from quire.platforms.cores import memory_nodes, usable_cores
 
-ABI_VERSION: Final = 19
+ABI_VERSION: Final = 20
 FILE_NAME: Final = "libquire_cpu.so"
 BUILT_FOR: Final = (("Linux", "x86_64"), ("Linux", "aarch64"))
 """System and processor, as `platform` and CMakeLists.txt name them."""
@@ -46,6 +46,7 @@ SIGNATURES: Final[dict[str, tuple[Any, ...]]] = {
     "qr_isa_in_use": (I32,),
     "qr_num_threads": (I32,),
     "qr_set_num_threads": (I32, I32),
+    "qr_interleave": (I32, PTR, I64, PTR, I64),
     "qr_parallel": (I32, I64, PTR, PTR),
     "qr_compute_in_bursts": (I32,),
     "qr_read_bandwidth": (I32, PTR, I64, ctypes.POINTER(c_uint64)),
@@ -291,6 +292,27 @@ def num_threads() -> int:
 def set_num_threads(count: int) -> None:
     """Change it for this thread alone: other engines of the process keep theirs."""
     check(load().qr_set_num_threads(count))
+
+
+def interleave(address: int, num_bytes: int) -> None:
+    """Have pages that nobody has touched yet come from all NUMA nodes in turn whose cores compute, where there are
+    several: else all would be the first one's, whose bandwidth the others' threads would share. See `qr_interleave`.
+    """
+    nodes = _nodes_in_words()
+    if nodes is not None:
+        load().qr_interleave(address, num_bytes, nodes, len(nodes))  # where the system refuses, memory serves as it is
+
+
+@functools.cache
+def _nodes_in_words() -> ctypes.Array[c_uint64] | None:
+    """A bit for each of several NUMA nodes; None for one."""
+    nodes = memory_nodes()
+    if len(nodes) < 2:
+        return None
+    words = (c_uint64 * (nodes[-1] // 64 + 1))()
+    for node in nodes:
+        words[node // 64] |= 1 << node % 64
+    return words
 
 
 def compute_in_bursts() -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from quire.ops.cpu.library import interleave
 from quire.utils.math import round_up
 
 HUGE_PAGE = 1 << 21
@@ -48,6 +49,7 @@ class _Region:
         padding = HUGE_PAGE if num_bytes >= HUGE_PAGE else 0
         self._map = mmap.mmap(-1, max(1, num_bytes) + padding, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         whole = torch.frombuffer(self._map, dtype=torch.uint8)
+        interleave(whole.data_ptr(), len(whole))
         self._start = -whole.data_ptr() % padding if padding else 0
         self._huge_end = 0
         self.bytes = whole[self._start : self._start + num_bytes]
