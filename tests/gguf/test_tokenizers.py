@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -186,8 +188,8 @@ def pieces(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return train_pieces(tmp_path_factory.mktemp("pieces"))
 
 
-def sentence_pieces(file: Path, model: Path, **flags: bool) -> Path:
-    """A GGUF file with a SentencePiece model."""
+def sentence_pieces(file: Path, model: Path, added: Sequence[str] = (), **flags: bool) -> Path:
+    """A GGUF file with a SentencePiece model and special tokens behind it."""
     import sentencepiece
 
     theirs = sentencepiece.SentencePieceProcessor(model_file=str(model))
@@ -196,9 +198,9 @@ def sentence_pieces(file: Path, model: Path, **flags: bool) -> Path:
     writer = gguf.GGUFWriter(file, "llama")
     writer.add_tokenizer_model("llama")
     writer.add_tokenizer_pre("default")
-    writer.add_token_list([theirs.id_to_piece(i) for i in size])
-    writer.add_token_scores([theirs.get_score(i) for i in size])
-    writer.add_token_types(kinds)
+    writer.add_token_list([*(theirs.id_to_piece(i) for i in size), *added])
+    writer.add_token_scores([*(theirs.get_score(i) for i in size), *[-1000.0] * len(added)])
+    writer.add_token_types([*kinds, *[3] * len(added)])
     writer.add_bos_token_id(theirs.bos_id())
     writer.add_eos_token_id(theirs.eos_id())
     writer.add_unk_token_id(theirs.unk_id())
@@ -229,6 +231,28 @@ def test_without_a_space_in_front_texts_begin_as_they_are(pieces: Path, tmp_path
         ids = ours.encode(text)
         assert ours.decode(ids) == text
         assert not ours.token(ids[0]).startswith("\u2581")
+
+
+@pytest.mark.parametrize("is_phi3", [True, False])
+def test_special_tokens_of_phi_3_take_the_spaces_behind_them(is_phi3: bool, pieces: Path, tmp_path: Path) -> None:
+    """As its tokenizer.json has them, and llama.cpp by the model's name. Those of other models do not."""
+    import sentencepiece
+
+    theirs = sentencepiece.SentencePieceProcessor(model_file=str(pieces))
+    added = ("<|endoftext|>", "<|assistant|>", "<|placeholder1|>" if is_phi3 else "<|extra|>", "<|end|>", "<|user|>")
+    file = sentence_pieces(tmp_path / "t.gguf", pieces, added, add_bos_token=False)
+    first, tokens = theirs.vocab_size(), load_tokenizer(file)
+    end_of_text, assistant, _, end, user = range(first, first + len(added))
+    lines = [] if is_phi3 else [theirs.encode("\n")]
+    assert tokens.encode("<|user|>\nquick fox<|end|>\n<|assistant|>\n") == [
+        user,
+        *theirs.encode("quick fox" if is_phi3 else "\nquick fox"),
+        end,
+        *itertools.chain(*lines),
+        assistant,
+        *itertools.chain(*lines),
+    ]
+    assert tokens.encode("<|endoftext|>\n") == [end_of_text, *theirs.encode("\n")]
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,10 @@ ROLES: Mapping[str, str] = {
 }
 """Of a token in GGUF (the spelling is its own) -> in tokenizer_config.json."""
 SPACE = "\u2581"
+OF_PHI3 = "<|placeholder1|>"
+"""A token that only Phi-3 has. Its special tokens take the spaces behind them, which no metadata say."""
+WITHOUT_SPACES = ("<unk>", "<s>", "<|endoftext|>")
+"""Special tokens of Phi-3 that do not."""
 TEMPLATE = "tokenizer.chat_template"
 _OTHER = "Give the tokenizer of the original model with --tokenizer ORG/NAME or a directory."
 
@@ -72,15 +76,19 @@ class _Vocabulary:
 
     def added(self) -> Iterator[dict[str, Any]]:
         """Tokens that are matched in a text before it is cut, as tokenizer.json has them."""
-        special = {*self.roles.values()}
+        special, is_phi3 = {*self.roles.values()}, OF_PHI3 in self.ids
         for content, index in self.ids.items():
             kind = self.types[index]
             if kind in (CONTROL, USER_DEFINED, UNKNOWN) or index in special:
-                is_special = kind != USER_DEFINED
-                yield {"id": index, "content": content, "special": is_special, "normalized": False, **_NO_FLAGS}
-
-
-_NO_FLAGS = {"single_word": False, "lstrip": False, "rstrip": False}
+                yield {
+                    "id": index,
+                    "content": content,
+                    "special": kind != USER_DEFINED,
+                    "normalized": False,
+                    "single_word": False,
+                    "lstrip": False,
+                    "rstrip": is_phi3 and content not in WITHOUT_SPACES,
+                }
 
 
 def _vocabulary(keys: GgufKeys) -> _Vocabulary:
