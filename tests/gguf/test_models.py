@@ -242,6 +242,14 @@ def llama3_divisors(rope: dict[str, Any], head_size: int) -> np.ndarray:
     return np.array(divisors, np.float32)
 
 
+def test_divisors_of_another_kind_are_refused(tmp_path: Path) -> None:
+    """Without them the model would compute something else."""
+    file = GgufFile(make_checkpoint("llama", tmp_path / "source"), kind="F32")
+    file.weights["rope_freqs"] = np.full((2, 8), 4.0, np.float32)
+    with pytest.raises(CheckpointError, match=r"rope_freqs\.weight is F32 of shape \[2, 8\], not a list of"):
+        gguf_config(file.write(tmp_path / "m.gguf"))
+
+
 def test_an_architecture_that_is_not_read_is_named_with_those_that_are(tmp_path: Path) -> None:
     writer = gguf.GGUFWriter(tmp_path / "m.gguf", "t5")
     for step in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file, writer.close):

@@ -19,7 +19,7 @@ from quire.config.gguf.metadata import GgufKeys
 from quire.config.gguf.tensor_types import PLAIN
 from quire.config.layers.layer_kinds import LayerKind
 from quire.config.layers.rope import SHARE, yarn_scale
-from quire.errors import shown
+from quire.errors import CheckpointError, shown
 from quire.log import get_logger
 
 log = get_logger(__name__)
@@ -223,10 +223,15 @@ def _yarn_factors(keys: GgufKeys, factor: float) -> Iterator[tuple[str, Any]]:
 
 
 def _vector(model: GgufModel, name: str) -> list[float] | None:
-    """The numbers of a small float32 tensor, if it is there."""
+    """The numbers of a small float32 tensor, if it is there. Raises: CheckpointError for one of another kind."""
     tensor = model.tensors.get(name)
-    if tensor is None or tensor.type.name != "F32" or len(tensor.shape) != 1 or tensor.num_bytes > MAX_VECTOR_BYTES:
+    if tensor is None:
         return None
+    if tensor.type.name != "F32" or len(tensor.shape) != 1 or tensor.num_bytes > MAX_VECTOR_BYTES:
+        raise CheckpointError(
+            f"{model.path}: {name} is {tensor.type.name} of shape {list(tensor.shape)}, not a list of at most "
+            f"{MAX_VECTOR_BYTES // 4:,} F32 numbers. Use another file of this model."
+        )
     numbers = array("f")
     with tensor.file.open("rb") as stream:
         stream.seek(tensor.start)

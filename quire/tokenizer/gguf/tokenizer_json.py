@@ -10,6 +10,7 @@ from typing import Any
 
 from tokenizers import AddedToken
 
+from quire.config.gguf.end_tokens import TURN_ENDS
 from quire.config.gguf.files import read_gguf
 from quire.config.gguf.metadata import GgufKeys
 from quire.errors import TokenizerError, shown
@@ -107,7 +108,8 @@ def _vocabulary(keys: GgufKeys) -> _Vocabulary:
     for name, index in roles.items():
         if index >= len(tokens):
             raise TokenizerError(f"{keys.source}: {name} is token {index} of {len(tokens)}. Use another file.")
-    return _Vocabulary(tokens=tokens, types=[int(kind) for kind in types], ids=ids, roles=roles)
+    kinds = [CONTROL if token in TURN_ENDS else int(kind) for token, kind in zip(tokens, types, strict=True)]
+    return _Vocabulary(tokens=tokens, types=kinds, ids=ids, roles=roles)
 
 
 def _byte_pairs(keys: GgufKeys, vocabulary: _Vocabulary) -> dict[str, Any]:
