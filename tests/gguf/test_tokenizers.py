@@ -203,7 +203,7 @@ def pieces(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def sentence_pieces(
     file: Path, model: Path, added: Sequence[str] = (), kinds: Sequence[int] = (), **flags: bool
 ) -> Path:
-    """A GGUF file with a SentencePiece model, and tokens behind it, control tokens unless `kinds` says what they are."""
+    """A GGUF file with a SentencePiece model, and tokens behind it: control tokens, unless `kinds` says otherwise."""
     import sentencepiece
 
     theirs = sentencepiece.SentencePieceProcessor(model_file=str(model))
