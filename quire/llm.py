@@ -6,6 +6,7 @@ import dataclasses
 import inspect
 import itertools
 import os
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -57,7 +58,7 @@ def _place_of_beam(name: str) -> str:
 
 
 class LLM:
-    """A model, ready to generate.
+    """A model, ready to generate. It may be called from several threads: one call runs after the other.
 
     `model` is a directory, a hub id or a short name; without one the embedded model is used. Every option of
     `EngineArgs` is a keyword; unknown ones are errors.
@@ -66,17 +67,21 @@ class LLM:
     """
 
     def __init__(self, model: str | None = None, **options: Unpack[EngineOptions]) -> None:
-        self.engine = LLMEngine(start(EngineArgs.from_options({"model": model, **options})))
-        self._ids = itertools.count()
-        self._templates: dict[tuple[str | None, bool], ChatTemplate] = {}
+        self._use(LLMEngine(start(EngineArgs.from_options({"model": model, **options}))))
 
     @classmethod
     def from_engine_args(cls, args: EngineArgs) -> LLM:
         """Build from arguments that were parsed elsewhere."""
         llm = cls.__new__(cls)
-        llm.engine = LLMEngine(start(args))
-        llm._ids, llm._templates = itertools.count(), {}
+        llm._use(LLMEngine(start(args)))
         return llm
+
+    def _use(self, engine: LLMEngine) -> None:
+        self.engine = engine
+        self._ids = itertools.count()
+        self._templates: dict[tuple[str | None, bool], ChatTemplate] = {}
+        self._turn = threading.RLock()
+        """Held by the call whose requests run. Calls of other threads wait for it."""
 
     @checked_call("generate", _place_of)
     def generate(
@@ -322,11 +327,13 @@ class LLM:
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes."""
-        return self.engine.reset_prefix_cache()
+        with self._turn:
+            return self.engine.reset_prefix_cache()
 
     def close(self) -> None:
         """Release model and cache; harmless when called again."""
-        self.engine.close()
+        with self._turn:
+            self.engine.close()
 
     if not TYPE_CHECKING:  # type checkers refuse what is not there by themselves
 
@@ -362,8 +369,21 @@ class LLM:
         priorities: Sequence[int],
         use_tqdm: bool,
     ) -> list[RequestOutput]:
-        """Queue everything, step until all is finished; on any exception nothing stays behind."""
+        """What becomes of the prompts, once it is this thread's turn."""
         _check_bool(use_tqdm=use_tqdm)
+        with self._turn:
+            outputs = self._run_together(prompts, params, priorities, use_tqdm)
+        _log_warnings(outputs)
+        return outputs
+
+    def _run_together(
+        self,
+        prompts: Sequence[PromptType],
+        params: Sequence[SamplingParams | None],
+        priorities: Sequence[int],
+        use_tqdm: bool,
+    ) -> list[RequestOutput]:
+        """Queue everything, step until all is finished; on any exception nothing stays behind."""
         request_ids: list[str] = []
         try:
             num_sequences = 0
@@ -382,9 +402,7 @@ class LLM:
         for index, request_id in enumerate(request_ids):
             if any(completion.finish_reason == "error" for completion in done[request_id].outputs):
                 log.error("prompt %d failed: %s", index, " ".join(done[request_id].warnings))
-        outputs = [done[request_id] for request_id in request_ids]
-        _log_warnings(outputs)
-        return outputs
+        return [done[request_id] for request_id in request_ids]
 
     def _drain(self, num_requests: int, use_tqdm: bool) -> dict[str, RequestOutput]:
         done: dict[str, RequestOutput] = {}

@@ -106,7 +106,7 @@ class SamplingParams:
     allowed_token_ids: list[int] | None = None
     """Only these token ids may be produced."""
     bad_words: list[str] | None = None
-    """Words that are never produced."""
+    """Words whose tokens, with or without a leading space, are never produced. Other tokens may still spell them."""
     skip_reading_prefix_cache: bool | None = None
     """Compute the whole prompt even if it is cached; prompt_logprobs needs that and implies it."""
     extra_args: Mapping[str, Any] | None = None

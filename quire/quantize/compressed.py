@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from quire.errors import CheckpointError
 from quire.quantize.formats import TargetFormat
 from quire.quantize.grid import Grid
 
@@ -14,7 +15,12 @@ WORD_BITS = 32
 
 
 def compressed(module: str, values: Tensor, grid: Grid, scale_dtype: torch.dtype) -> dict[str, Tensor]:
-    """The tensors that stand for a linear layer's weight, by name. Shapes: values [N, M] float32."""
+    """The tensors that stand for a linear layer's weight, by name. Shapes: values [N, M] float32.
+
+    Raises: CheckpointError for a weight that is not finite, and so has no scales.
+    """
+    if not bool(grid.scales.isfinite().all()):
+        raise CheckpointError(f"{module}.weight has numbers that are not finite. Download the model again.")
     scales = {f"{module}.weight_scale": grid.scales.to(scale_dtype)}
     if not grid.target.is_packed:
         dtype = torch.float8_e4m3fn if grid.target.is_float else torch.int8

@@ -93,4 +93,4 @@ def grid_of(weight: Tensor, target: TargetFormat, scale_dtype: torch.dtype, shri
 def _stored(scales: Tensor, dtype: torch.dtype) -> Tensor:
     """Scales as they come back from the checkpoint; those of groups of zeros, and of smaller than any, are 1."""
     rounded = scales.to(dtype).to(torch.float32)
-    return torch.where(rounded > 0, rounded, 1.0)
+    return torch.where(rounded == 0, 1.0, rounded)

@@ -14,7 +14,7 @@ from quire.config.json_file import read_json_object
 from quire.errors import ConfigError, shown
 from quire.loader.hub import CONFIG_FILES
 from quire.loader.weight_files import INDEX
-from quire.quantize.tensor_file import read_tensors, write_tensors
+from quire.quantize.tensor_file import UNFINISHED, read_tensors, write_tensors, written_whole
 
 RECIPE = "quantize_recipe.json"
 """What the run does; there until it is finished."""
@@ -72,15 +72,14 @@ class OutputDirectory:
 
     def write_json(self, name: str, content: Mapping[str, Any]) -> None:
         """Write a JSON file, whole or not at all."""
-        unfinished = self.path / f"{name}.unfinished"
-        unfinished.write_text(json.dumps(content, indent=2) + "\n")
-        unfinished.replace(self.path / name)
+        with written_whole(self.path / name) as unfinished:
+            unfinished.write_text(json.dumps(content, indent=2) + "\n")
 
     def _file(self, index: int) -> Path:
         return self.path / f"model-{index + 1:05}-of-{self._num_files:05}.safetensors"
 
     def _begin(self, recipe: dict[str, Any]) -> None:
-        present = sorted(file.name for file in self.path.iterdir())
+        present = sorted({file.name for file in self.path.iterdir()} - {f"{RECIPE}{UNFINISHED}"})
         if not present:
             self.write_json(RECIPE, recipe)
             return

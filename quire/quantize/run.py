@@ -62,7 +62,7 @@ def quantize(options: QuantizeOptions, arch: ModelArch, progress: Callable[[int,
     """
     check_model(arch)
     checkpoint = Checkpoint(options.directory)
-    selection = select(checkpoint.tensors, options.ignore, options.method.target, arch.source)
+    selection = select(checkpoint.tensors, options.ignore, options.method.target, arch)
     blocks = _blocks(options) if options.reads_text else None
     output = OutputDirectory(
         options.out, _recipe(options, checkpoint), len(selection.layers) + 1, _num_bytes(checkpoint, selection, options)
@@ -280,7 +280,7 @@ def _finish(
         perplexity=perplexity,
     )
     output.write_json(REPORT, report.as_json())
-    config = json.loads((options.directory / "config.json").read_text())
+    config = json.loads((options.directory / "config.json").read_bytes())
     config["quantization_config"] = options.method.target.quantization_config(selection.ignored)
     names = [[info.name for info in header] for header in headers]
     output.finish(options.directory, config, names, total)

@@ -1,4 +1,4 @@
-"""Which tensors of a checkpoint are quantised, which stay, and what is refused. Imports no torch."""
+"""Which tensors of a checkpoint are quantised, which stay, and what is refused."""
 
 from __future__ import annotations
 
@@ -9,15 +9,18 @@ from dataclasses import dataclass
 
 from quire.config.arch import ModelArch
 from quire.errors import ConfigError, counted
+from quire.layers.experts import ROUTERS, SHARED_GATE
 from quire.loader.safetensors_header import TensorInfo
 from quire.quantize.formats import TargetFormat
 
 WEIGHT = ".weight"
 _LAYER = re.compile(r"(?P<prefix>(?:.*\.)?(?:layers|h|blocks))\.(?P<index>\d+)\.")
-_STAYS = re.compile(r"(^|\.)(gate|router|shared_expert_gate|router_proj|classifier)$")
-"""Routers of mixtures, whose errors choose other experts."""
-HEADS = ("lm_head", "embed_out", "output")
-"""Names of the output head."""
+_STAYS = tuple(f".{name}" for name in (*ROUTERS, SHARED_GATE))
+"""Endings of routers of mixtures, whose errors choose other experts."""
+_EXPERTS = re.compile(r"\.experts\.(?!\d)")
+"""In the names of tensors that hold several experts."""
+HEAD = "lm_head"
+"""What transformers calls the output head of most families, whatever it is called in the checkpoint."""
 USUAL_GROUP_SIZES = (128, 64, 32, 16)
 
 
@@ -34,7 +37,7 @@ class Selection:
     modules: frozenset[str]
     """Linear layers that are quantised."""
     ignored: tuple[str, ...]
-    """Linear layers that are not."""
+    """Linear layers that are not, and tables of embeddings."""
 
     def modules_of(self, layer: int) -> list[str]:
         """The linear layers of a decoder layer that are quantised, in the order of their names."""
@@ -63,33 +66,46 @@ def check_model(arch: ModelArch) -> None:
         )
 
 
-def select(tensors: Mapping[str, TensorInfo], ignore: Sequence[str], target: TargetFormat, source: str) -> Selection:
+def select(
+    tensors: Mapping[str, TensorInfo], ignore: Sequence[str], target: TargetFormat, arch: ModelArch
+) -> Selection:
     """Sort a checkpoint's tensors. `ignore`: names of modules, with * and ?, that stay as they are.
 
     Raises: ConfigError for what cannot be quantised, and for a pattern that matches nothing.
     """
+    source = arch.source
     prefix, layers = _layers(tensors, source)
     inside = {name for layer in layers for name in layer}
-    stacked = [name for name in inside if "expert" in name and len(tensors[name].shape) > 2]
+    stacked = [name for name in inside if _has_all_experts(name, len(tensors[name].shape))]
     if stacked:
         raise ConfigError(
             f"{source}: {min(stacked)} holds the weights of all experts in one tensor, and compressed-tensors has one "
             "for each expert; --quantization int8 rounds them when the model is loaded"
         )
-    linear = {name.removesuffix(WEIGHT) for name in inside if name.endswith(WEIGHT) and len(tensors[name].shape) == 2}
-    stays = {name for name in linear if _STAYS.search(name)} | _matching(linear, ignore)
+    linear = _matrices(inside, tensors)
+    stays = {name for name in linear if name.endswith(_STAYS)} | _matching(linear, ignore)
     modules = frozenset(linear - stays)
     if not modules:
         raise ConfigError(f"{source}: no linear layer is left to quantise; give fewer --ignore")
     _check_groups({name: tensors[name + WEIGHT].shape for name in modules}, target, source)
-    heads = [head for head in HEADS if head == HEADS[0] or head + WEIGHT in tensors]
+    outside, head = tensors.keys() - inside, arch.family.names.head  # a tied one has no tensor
     return Selection(
         layers=layers,
-        outside=tuple(sorted(tensors.keys() - inside)),
+        outside=tuple(sorted(outside)),
         prefix=prefix,
         modules=modules,
-        ignored=(*heads, *sorted(stays)),
+        ignored=tuple(sorted({HEAD, head, *_matrices(outside, tensors), *stays})),
     )
+
+
+def _matrices(names: Iterable[str], tensors: Mapping[str, TensorInfo]) -> set[str]:
+    """The modules whose weights are matrices."""
+    return {name.removesuffix(WEIGHT) for name in names if name.endswith(WEIGHT) and len(tensors[name].shape) == 2}
+
+
+def _has_all_experts(name: str, num_dimensions: int) -> bool:
+    """Whether a tensor of a layer, which has no convolutions, holds the weights of several experts."""
+    return num_dimensions > 2 or (num_dimensions == 2 and _EXPERTS.search(name) is not None)
 
 
 def _layers(names: Iterable[str], source: str) -> tuple[str, list[tuple[str, ...]]]:

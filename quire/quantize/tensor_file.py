@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -15,6 +16,23 @@ from quire.loader.safetensors_header import TensorInfo, read_header
 
 NAMES = {dtype: name for name, dtype in STORED_DTYPES.items()}
 ALIGNMENT = 8
+UNFINISHED = ".unfinished"
+"""Ends the name of a file that is being written."""
+
+
+@contextmanager
+def written_whole(file: Path) -> Iterator[Path]:
+    """Where to write what becomes a file, which is there whole or not at all.
+
+    Raises: OSError naming the file.
+    """
+    unfinished = file.with_name(f"{file.name}{UNFINISHED}")
+    try:
+        yield unfinished
+        unfinished.replace(file)
+    except OSError as error:
+        unfinished.unlink(missing_ok=True)
+        raise OSError(error.errno, f"cannot be written: {error.strerror}", str(file)) from None
 
 
 def write_tensors(file: Path, tensors: Mapping[str, Tensor]) -> None:
@@ -31,14 +49,12 @@ def write_tensors(file: Path, tensors: Mapping[str, Tensor]) -> None:
         start = end
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % ALIGNMENT)
-    unfinished = file.with_name(f"{file.name}.unfinished")
-    with unfinished.open("wb") as stream:
+    with written_whole(file) as unfinished, unfinished.open("wb") as stream:
         stream.write(len(text).to_bytes(8, "little") + text)
         for name in sorted(tensors):
             stream.write(tensors[name].contiguous().reshape(-1).view(torch.uint8).numpy().data)
         stream.flush()
         os.fsync(stream.fileno())
-    unfinished.replace(file)
 
 
 def read_tensors(file: Path) -> dict[str, Tensor]:

@@ -6,6 +6,7 @@ import json
 import random
 import shutil
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -274,6 +275,19 @@ def test_different_seeds_and_different_branches_give_different_texts(llm: LLM) -
     branches = one(llm, PROMPTS[0], ascii_params(n=6)).outputs
     assert [branch.index for branch in branches] == list(range(6))
     assert len({branch.text for branch in branches}) == 6
+
+
+def test_calls_of_several_threads_give_what_each_gives_alone(llm: LLM) -> None:
+    """The engine runs one call at a time. Steps of two at once would mix their requests."""
+    calls = [[f"{prompt} {index}" for prompt in PROMPTS] for index in range(6)]
+
+    def texts(prompts: list[str]) -> list[str]:
+        outputs = llm.generate(prompts, ascii_params(), use_tqdm=False)
+        return [output.outputs[0].text for output in outputs]
+
+    expected = [texts(prompts) for prompts in calls]
+    with ThreadPoolExecutor(len(calls)) as threads:
+        assert list(threads.map(texts, calls)) == expected
 
 
 def test_without_a_seed_each_request_draws_one_and_reports_it(llm: LLM) -> None:

@@ -198,6 +198,38 @@ def test_divided_frequencies_are_those_of_llama_3(divisor: float, tmp_path: Path
     assert (logits - theirs).abs().max() < 2e-5 * theirs.abs().max()
 
 
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        {"rope.scaling.type": "linear", "rope.scaling.factor": 4.0},
+        {"rope.scaling.factor": 4.0},
+        {"rope.scale_linear": 4.0},
+    ],
+    ids=["type", "no type", "old name"],
+)
+def test_a_rotation_is_stretched_by_one_factor_whatever_that_is_called(
+    metadata: dict[str, Any], tmp_path: Path
+) -> None:
+    """As llama.cpp has it, for which a factor without a type is a linear one."""
+    rope = {"rope_type": "linear", "factor": 4.0, "rope_theta": 10_000.0}
+    source = make_checkpoint("llama", tmp_path / "source", rope_parameters=rope)
+    file = GgufFile(source)
+    file.extra = metadata
+    logits, theirs = logits_of(file.write(tmp_path / "model.gguf")), transformers_logits(source)
+    assert (logits - theirs).abs().max() < 2e-5 * theirs.abs().max()
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("rope.freq_base_swa", 1e6), ("rope.dimension_count_swa", 8), ("attention.key_length_swa", 32)],
+)
+def test_layers_with_a_window_that_differ_are_refused(key: str, value: float, tmp_path: Path) -> None:
+    file = GgufFile(make_checkpoint("cohere2", tmp_path / "source"))
+    file.extra = {key: value}
+    with pytest.raises(ConfigError, match=rf"cohere2\.{key} is .* must be that of the other layers"):
+        gguf_config(file.write(tmp_path / "m.gguf"))
+
+
 def llama3_divisors(rope: dict[str, Any], head_size: int) -> np.ndarray:
     """As llama.cpp's converter computes them. Shapes: -> [head_size / 2] float32."""
     original, factor = rope["original_max_position_embeddings"], rope["factor"]
@@ -208,6 +240,14 @@ def llama3_divisors(rope: dict[str, Any], head_size: int) -> np.ndarray:
         smooth = np.clip((original / wavelength - low) / (high - low), 0.0, 1.0)
         divisors.append(1 / ((1 - smooth) / factor + smooth))
     return np.array(divisors, np.float32)
+
+
+def test_divisors_of_another_kind_are_refused(tmp_path: Path) -> None:
+    """Without them the model would compute something else."""
+    file = GgufFile(make_checkpoint("llama", tmp_path / "source"), kind="F32")
+    file.weights["rope_freqs"] = np.full((2, 8), 4.0, np.float32)
+    with pytest.raises(CheckpointError, match=r"rope_freqs\.weight is F32 of shape \[2, 8\], not a list of"):
+        gguf_config(file.write(tmp_path / "m.gguf"))
 
 
 def test_an_architecture_that_is_not_read_is_named_with_those_that_are(tmp_path: Path) -> None:

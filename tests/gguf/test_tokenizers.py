@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -180,25 +182,39 @@ def test_tokens_that_end_a_turn_end_generation(tmp_path: Path) -> None:
     assert gguf_generation_config(file) == {"eos_token_id": expected}
 
 
+@pytest.mark.parametrize("kind", [1, 3, 4], ids=["normal", "control", "user-defined"])
+def test_an_end_of_turn_is_a_control_token_whatever_the_file_calls_it(kind: int, pieces: Path, tmp_path: Path) -> None:
+    """Files of ChatML with SentencePiece call theirs user-defined."""
+    file = sentence_pieces(tmp_path / "t.gguf", pieces, ("<|im_start|>", "<|im_end|>"), kinds=(4, kind))
+    tokens = load_tokenizer(file)
+    end = tokens.vocab_size - 1
+    assert gguf_generation_config(file) == {"eos_token_id": [tokens.eos_token_id, end]}
+    assert tokens.encode("a<|im_end|>", add_special_tokens=False)[-1] == end
+    assert end in tokens.special_ids
+    assert end not in tokens.encode("a<|im_end|>", parse_special=False)
+
+
 @pytest.fixture(scope="module")
 def pieces(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A SentencePiece model, as older llama checkpoints have it."""
     return train_pieces(tmp_path_factory.mktemp("pieces"))
 
 
-def sentence_pieces(file: Path, model: Path, **flags: bool) -> Path:
-    """A GGUF file with a SentencePiece model."""
+def sentence_pieces(
+    file: Path, model: Path, added: Sequence[str] = (), kinds: Sequence[int] = (), **flags: bool
+) -> Path:
+    """A GGUF file with a SentencePiece model, and tokens behind it: control tokens, unless `kinds` says otherwise."""
     import sentencepiece
 
     theirs = sentencepiece.SentencePieceProcessor(model_file=str(model))
     size = range(theirs.vocab_size())
-    kinds = [2 if theirs.is_unknown(i) else 3 if theirs.is_control(i) else 6 if theirs.is_byte(i) else 1 for i in size]
+    own = [2 if theirs.is_unknown(i) else 3 if theirs.is_control(i) else 6 if theirs.is_byte(i) else 1 for i in size]
     writer = gguf.GGUFWriter(file, "llama")
     writer.add_tokenizer_model("llama")
     writer.add_tokenizer_pre("default")
-    writer.add_token_list([theirs.id_to_piece(i) for i in size])
-    writer.add_token_scores([theirs.get_score(i) for i in size])
-    writer.add_token_types(kinds)
+    writer.add_token_list([*(theirs.id_to_piece(i) for i in size), *added])
+    writer.add_token_scores([*(theirs.get_score(i) for i in size), *[-1000.0] * len(added)])
+    writer.add_token_types([*own, *(kinds or [3] * len(added))])
     writer.add_bos_token_id(theirs.bos_id())
     writer.add_eos_token_id(theirs.eos_id())
     writer.add_unk_token_id(theirs.unk_id())
@@ -229,6 +245,28 @@ def test_without_a_space_in_front_texts_begin_as_they_are(pieces: Path, tmp_path
         ids = ours.encode(text)
         assert ours.decode(ids) == text
         assert not ours.token(ids[0]).startswith("\u2581")
+
+
+@pytest.mark.parametrize("is_phi3", [True, False])
+def test_special_tokens_of_phi_3_take_the_spaces_behind_them(is_phi3: bool, pieces: Path, tmp_path: Path) -> None:
+    """As its tokenizer.json has them, and llama.cpp by the model's name. Those of other models do not."""
+    import sentencepiece
+
+    theirs = sentencepiece.SentencePieceProcessor(model_file=str(pieces))
+    added = ("<|endoftext|>", "<|assistant|>", "<|placeholder1|>" if is_phi3 else "<|extra|>", "<|end|>", "<|user|>")
+    file = sentence_pieces(tmp_path / "t.gguf", pieces, added, add_bos_token=False)
+    first, tokens = theirs.vocab_size(), load_tokenizer(file)
+    end_of_text, assistant, _, end, user = range(first, first + len(added))
+    lines = [] if is_phi3 else [theirs.encode("\n")]
+    assert tokens.encode("<|user|>\nquick fox<|end|>\n<|assistant|>\n") == [
+        user,
+        *theirs.encode("quick fox" if is_phi3 else "\nquick fox"),
+        end,
+        *itertools.chain(*lines),
+        assistant,
+        *itertools.chain(*lines),
+    ]
+    assert tokens.encode("<|endoftext|>\n") == [end_of_text, *theirs.encode("\n")]
 
 
 @pytest.mark.parametrize(

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
+import resource
 import shutil
+import subprocess
+import sys
 import textwrap
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from quire import LLM, SamplingParams
 from quire.cli.main import main
@@ -41,6 +46,10 @@ def logprobs_of(directory: Path, **options: Any) -> torch.Tensor:
     for token, logprob in found.items():
         values[token] = logprob.logprob
     return values
+
+
+def tensors_of(directory: Path) -> dict[str, torch.Tensor]:
+    return {name: tensor for file in directory.glob("*.safetensors") for name, tensor in read_tensors(file).items()}
 
 
 def bytes_of(directory: Path) -> dict[str, bytes]:
@@ -118,6 +127,30 @@ def test_a_run_that_was_killed_goes_on_to_the_same_bytes(method: str, checkpoint
     assert again.perplexity == whole.perplexity
 
 
+def test_a_run_that_was_killed_before_its_first_file_goes_on(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    (tmp_path / "quantize_recipe.json.unfinished").write_text("{")
+    run(checkpoint("llama"), tmp_path, group_size="32")
+    assert (tmp_path / "config.json").exists()
+    assert not list(tmp_path.glob("*.unfinished"))
+
+
+@pytest.mark.parametrize("most_bytes", [500, 40_000])
+def test_a_file_that_cannot_be_written_is_named_and_the_run_goes_on(
+    most_bytes: int, checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    source, limits = checkpoint("llama"), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, limits[1]))
+    try:
+        with pytest.raises(OSError, match="cannot be written: File too large") as found:
+            run(source, tmp_path, group_size="32")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert Path(found.value.filename).parent == tmp_path
+    assert not list(tmp_path.glob("*.unfinished"))
+    run(source, tmp_path, group_size="32")
+    assert (tmp_path / "config.json").exists()
+
+
 def test_a_run_does_not_go_on_with_another_recipe(checkpoint: Checkpoint, tmp_path: Path) -> None:
     def die(done: int, total: int) -> None:
         raise KeyboardInterrupt
@@ -136,10 +169,7 @@ def test_a_run_does_not_go_on_with_another_recipe(checkpoint: Checkpoint, tmp_pa
 def test_what_stays_is_what_was_there(checkpoint: Checkpoint, tmp_path: Path) -> None:
     source = checkpoint("llama")
     run(source, tmp_path, group_size="32", ignore=("*.0.mlp.down_proj", "*.q_proj"))
-    before, after = (
-        {name: tensor for file in path.glob("*.safetensors") for name, tensor in read_tensors(file).items()}
-        for path in (source, tmp_path)
-    )
+    before, after = tensors_of(source), tensors_of(tmp_path)
     same = {name for name in before if name in after}
     assert {name for name in before if name.endswith("norm.weight")} <= same
     assert {"model.embed_tokens.weight", "lm_head.weight", "model.layers.0.mlp.down_proj.weight"} <= same
@@ -149,6 +179,7 @@ def test_what_stays_is_what_was_there(checkpoint: Checkpoint, tmp_path: Path) ->
     ignored = config.pop("quantization_config")["ignore"]
     assert ignored == [
         "lm_head",
+        "model.embed_tokens",
         "model.layers.0.mlp.down_proj",
         *(f"model.layers.{i}.self_attn.q_proj" for i in range(3)),
     ]
@@ -157,6 +188,38 @@ def test_what_stays_is_what_was_there(checkpoint: Checkpoint, tmp_path: Path) ->
         assert (tmp_path / name).read_bytes() == (source / name).read_bytes()
     index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
     assert set(index["weight_map"]) == set(after)
+
+
+def test_routers_stay_whatever_they_are_called(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    source = checkpoint("hunyuan_v1_moe")
+    run(source, tmp_path, format="int8", group_size="channel")
+    before, after = tensors_of(source), tensors_of(tmp_path)
+    routers = [name for name in before if name.endswith("gate.wg.weight")]
+    assert len(routers) == 3
+    assert all(torch.equal(before[name], after[name]) for name in routers)
+
+
+@pytest.mark.parametrize(
+    ("family", "overrides"),
+    [
+        ("llama", {}),
+        ("gemma3n_text", {}),
+        ("opt", {"word_embed_proj_dim": 32}),
+        ("biogpt", {}),
+        ("gpt_neox", {}),
+    ],
+)
+def test_readers_are_told_of_every_linear_layer_that_stays(
+    family: str, overrides: dict[str, Any], checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    source = checkpoint(family, **overrides)
+    run(source, tmp_path, format="int8", group_size="channel")
+    quantized = {name.removesuffix(".weight_packed") for name in tensors_of(tmp_path) if "_packed" in name}
+    modules = in_transformers(source).named_modules()
+    linear = {name for name, module in modules if isinstance(module, torch.nn.Linear)}
+    config = json.loads((tmp_path / "config.json").read_text())["quantization_config"]
+    assert quantized < linear
+    assert linear - quantized <= {*config["ignore"]}
 
 
 def test_perplexity_is_that_of_transformers(checkpoint: Checkpoint, tmp_path: Path) -> None:
@@ -181,6 +244,8 @@ def test_perplexity_is_that_of_transformers(checkpoint: Checkpoint, tmp_path: Pa
         ("mamba2", {}, "has recurrent layers"),
         ("gpt2", {}, r"stores weights \[in, out\]"),
         ("gpt_oss", {}, "the weights of all experts in one tensor"),
+        ("granitemoe", {}, "input_linear.weight holds the weights of all experts in one tensor"),
+        ("dbrx", {}, "experts.mlp.v1 holds the weights of all experts in one tensor"),
         ("llama", {"intermediate_size": 88}, "has 88 inputs, no multiple of the group size 32"),
     ],
 )
@@ -252,6 +317,9 @@ def test_the_command_prints_what_became_of_it(
         (["--smoothing", "0.5"], "with --format w8a8 or fp8"),
         (["--format", "w8a8", "--smoothing", "1.5"], "a number between 0 and 1"),
         (["--sequence-len", "4"], "--sequence-len must be at least 8, got 4"),
+        (["--calibration-blocks", "0"], "--calibration-blocks must be at least 1, got 0"),
+        (["--method", "rtn", "--no-perplexity", "--calibration", "text"], "--calibration has no effect"),
+        (["--method", "rtn", "--no-perplexity", "--sequence-len", "64"], "--sequence-len has no effect"),
     ],
 )
 def test_flags_that_do_not_go_together_are_refused(
@@ -281,6 +349,35 @@ def test_calibrated_methods_lose_less_than_rounding(tmp_path: Path) -> None:
     assert loss["gptq"] < 0.6 * loss["rtn"], loss
     assert loss["awq"] < loss["rtn"], loss
     assert loss["rtn"] < 0.04, loss
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+@pytest.mark.parametrize(
+    "options", [{}, {"symmetric": False}, {"format": "fp8"}, {"method": "awq"}], ids=["int4", "asym", "fp8", "awq"]
+)
+def test_weights_that_are_no_numbers_are_refused(
+    number: float, options: dict[str, Any], checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    source, name = tmp_path / "source", "model.layers.1.mlp.up_proj.weight"
+    shutil.copytree(checkpoint("llama"), source)
+    tensors = load_file(source / "model.safetensors")
+    tensors[name][5, 7] = number
+    save_file(tensors, source / "model.safetensors", {"format": "pt"})
+    groups = {} if "format" in options else {"group_size": "32"}
+    with pytest.raises(CheckpointError, match=f"{name} has numbers that are not finite"):
+        run(source, tmp_path / "out", **groups, **options)
+
+
+def test_names_in_config_json_do_not_depend_on_the_locale(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    shutil.copytree(checkpoint("llama"), source)
+    config = {**json.loads((source / "config.json").read_text()), "made_by": "J\u00f6rg"}
+    (source / "config.json").write_text(json.dumps(config, ensure_ascii=False), encoding="utf-8")
+    command = [sys.executable, "-m", "quire", "quantize", str(source), "--out", str(tmp_path / "out")]
+    flags = ["--method", "rtn", "--no-perplexity", "--group-size", "32"]
+    plain = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    subprocess.run([*command, *flags], env=plain, check=True)
+    assert json.loads((tmp_path / "out/config.json").read_text())["made_by"] == "J\u00f6rg"
 
 
 def test_damaged_checkpoints_are_refused(checkpoint: Checkpoint, tmp_path: Path) -> None:

@@ -18,6 +18,9 @@ again. The output head, embeddings, norms and routers stay as they are."""
 FORMAT_HELP = (
     "int4, int8: weights in groups; w8a8: int8 weights and inputs; fp8: float8 weights and inputs (default: int4)"
 )
+NUM_BLOCKS, SEQUENCE_LEN = 128, 512
+OF_TEXT = ("calibration", "calibration_blocks", "sequence_len")
+"""Flags that say which text is read, and how much of it."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,12 +53,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--calibration-blocks",
         type=whole_number,
-        default=128,
         metavar="N",
-        help="blocks of text that are read (128)",
+        help=f"blocks of text that are read (default: {NUM_BLOCKS})",
     )
     parser.add_argument(
-        "--sequence-len", type=whole_number, default=512, metavar="TOKENS", help="of a block (default: 512)"
+        "--sequence-len", type=whole_number, metavar="TOKENS", help=f"of a block (default: {SEQUENCE_LEN})"
     )
     parser.add_argument("--no-perplexity", action="store_true", help="do not measure perplexity before and after")
     parser.add_argument("--revision", metavar="REVISION", help="branch, tag or commit of a repository")
@@ -87,8 +89,8 @@ def run(args: argparse.Namespace) -> int:
         method=method,
         ignore=args.ignore,
         calibration=Path(args.calibration) if args.calibration else CALIBRATION_TEXT,
-        max_blocks=args.calibration_blocks,
-        sequence_len=args.sequence_len,
+        max_blocks=args.calibration_blocks or NUM_BLOCKS,
+        sequence_len=args.sequence_len or SEQUENCE_LEN,
         measures=not args.no_perplexity,
     )
     with quantize_progress(show=True) as progress:
@@ -104,7 +106,12 @@ def _check(args: argparse.Namespace) -> None:
         raise ConfigError("--smoothing takes a number between 0 and 1, with --format w8a8 or fp8")
     if args.method == "awq" and rounds_inputs:
         raise ConfigError(f"--method awq is for int4 and int8; use --method gptq --smoothing 0.5 for {args.format}")
-    for name in ("calibration_blocks", "sequence_len"):
-        least = 1 if name == "calibration_blocks" else 8
-        if getattr(args, name) < least:
-            raise ConfigError(f"--{name.replace('_', '-')} must be at least {least}, got {getattr(args, name)}")
+    for name, least in (("calibration_blocks", 1), ("sequence_len", 8)):
+        given = getattr(args, name)
+        if given is not None and given < least:
+            raise ConfigError(f"--{name.replace('_', '-')} must be at least {least}, got {given}")
+    of_text = next((name for name in OF_TEXT if getattr(args, name) is not None), None)
+    if of_text is not None and args.method == "rtn" and args.smoothing is None and args.no_perplexity:
+        raise ConfigError(
+            f"--{of_text.replace('_', '-')} has no effect: --method rtn --no-perplexity reads no text. Leave one out."
+        )

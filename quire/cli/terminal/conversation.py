@@ -12,7 +12,7 @@ from quire.cli.terminal.answer import Answer, Write
 from quire.cli.terminal.markdown import create_display
 from quire.cli.tools.calls import RunCall, has_calls, run_calls, written_call
 from quire.config.json_file import parse_json
-from quire.errors import RequestError, counted
+from quire.errors import InvalidParameter, RequestError, counted
 from quire.inputs import ChatMessage
 from quire.message_formats.parts import ToolCall
 from quire.sampling_params import SamplingParams
@@ -37,6 +37,19 @@ COMMANDS = {
 }
 MAX_ROUNDS = 4
 """Of calls for one question; then the model has to answer."""
+NOT_SHOWN = (
+    "n",
+    "best_of",
+    "use_beam_search",
+    "beam_width",
+    "length_penalty",
+    "early_stopping",
+    "logprobs",
+    "prompt_logprobs",
+    "detokenize",
+    "output_kind",
+)
+"""Sampling parameters that a chat does not take: it shows the text of one answer as it comes."""
 KEYS = "Enter sends, Alt-Enter starts a new line, Ctrl-C clears the line or stops an answer, Ctrl-D leaves."
 ALIASES = {"/new": "/clear", "/exit": "/quit", "/bye": "/quit", "/?": "/help", "/retry": "/regenerate"}
 
@@ -154,7 +167,7 @@ class Conversation:
         except ValueError:
             value = text.strip()
         try:
-            SamplingParams.from_optional(**{name: value})
+            _check_settings({name: value})
         except RequestError as error:
             say(f"quire: {error}")
             return
@@ -185,7 +198,7 @@ class Conversation:
             saved = parse_json(Path(name).expanduser().read_bytes())
             turns = [_message(turn) for turn in saved["messages"]]
             system, settings = saved.get("system"), dict(saved.get("settings") or {})
-            SamplingParams.from_optional(**settings)
+            _check_settings(settings)
         except OSError as error:
             say(f"{name or 'no file given'}: {reason_of(error)}")
         except (ValueError, LookupError, TypeError, AttributeError, RequestError):
@@ -208,6 +221,16 @@ class Conversation:
     def _do_stats(self, _: str) -> None:
         self.show_stats = not self.show_stats
         say(f"numbers are {'shown' if self.show_stats else 'not shown'} after each answer")
+
+
+def _check_settings(settings: Mapping[str, Any]) -> None:
+    """Raises: RequestError for what is no sampling parameter, and for those that a chat cannot have."""
+    for name in settings:
+        if name in NOT_SHOWN:
+            raise InvalidParameter(
+                f"{name} has no place in a chat, which shows the text of one answer as it comes", parameter=name
+            )
+    SamplingParams.from_optional(**settings)
 
 
 def _message(turn: Mapping[str, Any]) -> ChatMessage:

@@ -395,6 +395,7 @@ IGNORED = frozenset(
         "rope.dimension_count",
         "rope.scaling.type",
         "rope.scaling.factor",
+        "rope.scale_linear",
         "rope.scaling.original_context_length",
         "rope.scaling.attn_factor",
         "rope.scaling.finetuned",

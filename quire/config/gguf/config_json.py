@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from quire.config.families import ARCHITECTURES as CLASS_OF
@@ -18,7 +19,7 @@ from quire.config.gguf.metadata import GgufKeys
 from quire.config.gguf.tensor_types import PLAIN
 from quire.config.layers.layer_kinds import LayerKind
 from quire.config.layers.rope import SHARE, yarn_scale
-from quire.errors import shown
+from quire.errors import CheckpointError, shown
 from quire.log import get_logger
 
 log = get_logger(__name__)
@@ -30,6 +31,16 @@ CONFIGURING = frozenset({ROPE_DIVISORS, *ROPE_FACTORS})
 """Tensors that belong to the configuration."""
 _FLOATS = {"F32": "float32", "F16": "float16"}
 ROPE_THETA = 10_000.0
+OLD_FACTOR = "rope.scale_linear"
+OF_WINDOWS: Mapping[str, str] = MappingProxyType(
+    {
+        "rope.freq_base_swa": "rope.freq_base",
+        "rope.dimension_count_swa": "rope.dimension_count",
+        "attention.key_length_swa": "attention.key_length",
+        "attention.value_length_swa": "attention.value_length",
+    }
+)
+"""What layers with a window may have of their own -> the same of the others."""
 MAX_VECTOR_BYTES = 1 << 16
 
 
@@ -61,6 +72,7 @@ def gguf_config(path: Path) -> dict[str, Any]:
         **architecture.fixed,
         **architecture.derived(keys),
     }
+    _check_windows(keys, config)
     if config.get(SHARE, 1.0) != 1 and SHARE not in family.defaults:
         keys.refuse(keys.name_of("rope.dimension_count"), f"must be that of a head, {head_size}")
     return config
@@ -144,6 +156,17 @@ def _windows(keys: GgufKeys) -> dict[str, Any]:
     return {} if pattern is None else {"sliding_window_pattern": pattern}
 
 
+def _check_windows(keys: GgufKeys, config: Mapping[str, Any]) -> None:
+    """Raises: ConfigError where layers with a window have other sizes or rotations than the others, unless these are
+    read.
+    """
+    for own, common in OF_WINDOWS.items():
+        given, others = keys.of_model(own), keys.of_model(common)
+        is_read = own == "rope.freq_base_swa" and "rope_local_base_freq" in config
+        if given is not None and given != others and not is_read:
+            keys.refuse(keys.name_of(own), f"must be that of the other layers, {others}")
+
+
 def _rope(keys: GgufKeys, head_size: int) -> dict[str, Any]:
     """How queries and keys are rotated."""
     config: dict[str, Any] = {}
@@ -179,12 +202,13 @@ def _long(keys: GgufKeys) -> Mapping[str, Any] | None:
 
 
 def _scaled(keys: GgufKeys) -> Mapping[str, Any] | None:
-    """Stretched by one factor."""
+    """Stretched by one factor. It has another name in older files, and without a type it is a linear one."""
     kind = keys.of_model("rope.scaling.type")
-    if kind in (None, "none", "longrope"):
+    name = next((name for name in ("rope.scaling.factor", OLD_FACTOR) if keys.of_model(name)), None)
+    if kind in ("none", "longrope") or (kind is None and name is None):
         return None
-    factor = keys.number("rope.scaling.factor")
-    if kind == "linear":
+    factor = keys.number(name or "rope.scaling.factor")
+    if kind in (None, "linear"):
         return {"rope_type": "linear", "factor": factor}
     if kind != "yarn":
         keys.refuse(keys.name_of("rope.scaling.type"), "must be none, linear, yarn or longrope")
@@ -199,10 +223,15 @@ def _yarn_factors(keys: GgufKeys, factor: float) -> Iterator[tuple[str, Any]]:
 
 
 def _vector(model: GgufModel, name: str) -> list[float] | None:
-    """The numbers of a small float32 tensor, if it is there."""
+    """The numbers of a small float32 tensor, if it is there. Raises: CheckpointError for one of another kind."""
     tensor = model.tensors.get(name)
-    if tensor is None or tensor.type.name != "F32" or len(tensor.shape) != 1 or tensor.num_bytes > MAX_VECTOR_BYTES:
+    if tensor is None:
         return None
+    if tensor.type.name != "F32" or len(tensor.shape) != 1 or tensor.num_bytes > MAX_VECTOR_BYTES:
+        raise CheckpointError(
+            f"{model.path}: {name} is {tensor.type.name} of shape {list(tensor.shape)}, not a list of at most "
+            f"{MAX_VECTOR_BYTES // 4:,} F32 numbers. Use another file of this model."
+        )
     numbers = array("f")
     with tensor.file.open("rb") as stream:
         stream.seek(tensor.start)

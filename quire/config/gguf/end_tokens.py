@@ -7,12 +7,27 @@ from quire.config.gguf.metadata import GgufKeys
 ROLES = ("eos", "eot", "eom")
 """Ends of a text, a turn and a message."""
 TURN_ENDS = frozenset(
-    {"<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<|return|>", "<|call|>", "<end_of_turn>", "<|endoftext|>"}
+    {
+        "<|im_end|>",
+        "<|eot_id|>",
+        "<|eom_id|>",
+        "<|end|>",
+        "<|return|>",
+        "<|call|>",
+        "<end_of_turn>",
+        "<end_of_utterance>",
+        "<|endoftext|>",
+        "<|end_of_text|>",
+        "<\uff5cend\u2581of\u2581sentence\uff5c>",
+        "<EOT>",
+        "_<EOT>",
+        "[EOT]",
+    }
 )
-"""Control tokens that end a turn of the models that have them, although many files name one end alone."""
+"""Tokens that end a turn of the models that have them, although many files name one end alone. They are control tokens,
+although some files call them user-defined or normal ones."""
 HARMONY = frozenset({"<|return|>", "<|call|>"})
 """Where there are these (gpt-oss), <|end|> ends a message, and others follow."""
-CONTROL = 3
 
 
 def end_token_ids(keys: GgufKeys) -> list[int]:
@@ -22,11 +37,10 @@ def end_token_ids(keys: GgufKeys) -> list[int]:
 
 
 def _turn_ends(keys: GgufKeys) -> list[int]:
-    """Control tokens that are known to end a turn."""
+    """Tokens that are known to end a turn."""
     if "tokenizer.ggml.tokens" not in keys.metadata:
         return []
-    tokens, types = keys.texts("tokenizer.ggml.tokens"), keys.numbers("tokenizer.ggml.token_type")
+    tokens = keys.texts("tokenizer.ggml.tokens")
     found = [(index, token) for index, token in enumerate(tokens) if token in TURN_ENDS]
     ends = TURN_ENDS - {"<|end|>"} if {token for _, token in found} >= HARMONY else TURN_ENDS
-    of_ends = [index for index, token in found if token in ends]
-    return [index for index in of_ends if types is not None and index < len(types) and types[index] == CONTROL]
+    return [index for index, token in found if token in ends]

@@ -10,6 +10,7 @@ from typing import Any
 
 from tokenizers import AddedToken
 
+from quire.config.gguf.end_tokens import TURN_ENDS
 from quire.config.gguf.files import read_gguf
 from quire.config.gguf.metadata import GgufKeys
 from quire.errors import TokenizerError, shown
@@ -33,6 +34,10 @@ ROLES: Mapping[str, str] = {
 }
 """Of a token in GGUF (the spelling is its own) -> in tokenizer_config.json."""
 SPACE = "\u2581"
+OF_PHI3 = "<|placeholder1|>"
+"""A token that only Phi-3 has. Its special tokens take the spaces behind them, which no metadata say."""
+WITHOUT_SPACES = ("<unk>", "<s>", "<|endoftext|>")
+"""Special tokens of Phi-3 that do not."""
 TEMPLATE = "tokenizer.chat_template"
 _OTHER = "Give the tokenizer of the original model with --tokenizer ORG/NAME or a directory."
 
@@ -72,15 +77,19 @@ class _Vocabulary:
 
     def added(self) -> Iterator[dict[str, Any]]:
         """Tokens that are matched in a text before it is cut, as tokenizer.json has them."""
-        special = {*self.roles.values()}
+        special, is_phi3 = {*self.roles.values()}, OF_PHI3 in self.ids
         for content, index in self.ids.items():
             kind = self.types[index]
             if kind in (CONTROL, USER_DEFINED, UNKNOWN) or index in special:
-                is_special = kind != USER_DEFINED
-                yield {"id": index, "content": content, "special": is_special, "normalized": False, **_NO_FLAGS}
-
-
-_NO_FLAGS = {"single_word": False, "lstrip": False, "rstrip": False}
+                yield {
+                    "id": index,
+                    "content": content,
+                    "special": kind != USER_DEFINED,
+                    "normalized": False,
+                    "single_word": False,
+                    "lstrip": False,
+                    "rstrip": is_phi3 and content not in WITHOUT_SPACES,
+                }
 
 
 def _vocabulary(keys: GgufKeys) -> _Vocabulary:
@@ -99,7 +108,8 @@ def _vocabulary(keys: GgufKeys) -> _Vocabulary:
     for name, index in roles.items():
         if index >= len(tokens):
             raise TokenizerError(f"{keys.source}: {name} is token {index} of {len(tokens)}. Use another file.")
-    return _Vocabulary(tokens=tokens, types=[int(kind) for kind in types], ids=ids, roles=roles)
+    kinds = [CONTROL if token in TURN_ENDS else int(kind) for token, kind in zip(tokens, types, strict=True)]
+    return _Vocabulary(tokens=tokens, types=kinds, ids=ids, roles=roles)
 
 
 def _byte_pairs(keys: GgufKeys, vocabulary: _Vocabulary) -> dict[str, Any]:

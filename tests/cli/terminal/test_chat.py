@@ -208,6 +208,24 @@ def test_commands_work_from_a_pipe(tmp_path: Path) -> None:
     assert ">" not in done.stdout
 
 
+def test_a_chat_has_one_answer_and_takes_no_setting_for_others(tmp_path: Path) -> None:
+    (tmp_path / "talk.json").write_text('{"messages": [], "settings": {"n": 2}}')
+    lines = "/set n 2\n/set use_beam_search true\n/set detokenize false\n/load talk.json\n/show\n"
+    done = subprocess.run(
+        [sys.executable, "-m", "quire.cli.main", "chat"],
+        input=lines,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT,
+        check=True,
+    )
+    for name in ("n", "use_beam_search", "detokenize"):
+        assert f"quire: {name} has no place in a chat" in done.stderr
+    assert "talk.json holds no conversation" in done.stderr
+    assert "settings: the defaults" in done.stderr
+
+
 def test_a_file_that_is_no_conversation_changes_nothing(tmp_path: Path) -> None:
     (tmp_path / "bad.json").write_text('{"messages": [{"role": 1}]}')
     done = subprocess.run(
