@@ -47,10 +47,10 @@ def fill_taps(
     trail = Trail(both.float(), states, step, weights.num_past)
     missing = None if weights.product_bias is None else weights.product_bias[-half:]
     values = Trail(late.float(), states, step, 1, first=weights.num_past * channels, missing=missing)
-    by_tap = taps.unflatten(2, (weights.num_taps, weights.head_size))
+    by_tap = taps.view(*taps.shape[:2], weights.num_taps, weights.head_size)
     for tap in range(weights.num_taps):
         rows = convolved(trail, weights.single, step.num_tokens, lag=weights.num_taps - 1 - tap)
-        by_tap[:, :, tap] = rows.unflatten(1, (-1, weights.head_size)).transpose(0, 1)
+        by_tap[:, :, tap] = rows.view(step.num_tokens, -1, weights.head_size).transpose(0, 1)
     qkv[:, channels : channels + half] = early
     qkv[:, channels + half :] = values.before(1)
     trail.keep(states)
@@ -64,8 +64,8 @@ def fill_heads(qkv: Tensor, projected: Tensor, mixed: Tensor, temperatures: Tens
     num_queries = len(mixed) - num_kv_heads
     for first in range(0, qkv.shape[0], ROWS_AT_A_TIME):
         rows = slice(first, first + ROWS_AT_A_TIME)
-        own = projected[rows, : len(mixed) * size].float().unflatten(1, (-1, size))
-        by_key = own[:, :num_queries].unflatten(1, (num_kv_heads, -1))
+        own = projected[rows, : len(mixed) * size].float().reshape(-1, len(mixed), size)
+        by_key = own[:, :num_queries].reshape(len(own), num_kv_heads, -1, size)
         means = (by_key + own[:, num_queries:].unsqueeze(2)).mul_(0.5)
         of_keys = _in_order(means).div_(means.shape[2])
         heads = mixed[:, rows].transpose(0, 1) + torch.cat((means.flatten(1, 2), of_keys), dim=1)
