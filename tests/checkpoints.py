@@ -59,9 +59,13 @@ def random_model(family: str, *, seed: int = 0, **overrides: Any) -> Any:
             is_alike = isinstance(value, torch.nn.Parameter) and (value.dim() == 1 or not value.any())
             if name.endswith("tid2eid"):
                 value.copy_(torch.randint(0, model.config.n_routed_experts, value.shape, generator=generator))
+            elif name.endswith("balancing_biases"):  # by which transformers hardly ever lets a token skip its expert
+                value.copy_(torch.randn(value.shape, generator=generator) * 0.1)
             elif is_alike or name.endswith(("_correction_bias", "expert_bias", "layer_scalar")):
                 # Norms start at one, biases and some routers at zero, which would hide mistakes.
                 value.add_(torch.randn(value.shape, generator=generator) * 0.1)
+            if name.endswith("qk_norm.temp"):  # which begins at zero, so that all scores would be alike
+                value.add_(1.0)
     return model
 
 
@@ -71,7 +75,7 @@ def parameters_in_transformers(family: str, **overrides: Any) -> int:
 
     with torch.device("meta"):
         model = auto_model().from_config(AutoConfig.for_model(family, **overrides))
-    biases = [value for name, value in model.named_buffers() if name.endswith("_correction_bias")]
+    biases = [value for name, value in model.named_buffers() if name.endswith(("_correction_bias", "balancing_biases"))]
     return sum(value.numel() for value in [*model.parameters(), *biases])
 
 
@@ -105,7 +109,17 @@ def in_transformers(directory: Path, dtype: torch.dtype = torch.float32) -> Any:
         model = auto_model().from_pretrained(
             directory, dtype=dtype, attn_implementation=attention, experts_implementation="eager"
         )
+    _restore_biases(model, directory)
     return model.eval()
+
+
+def _restore_biases(model: Any, directory: Path) -> None:
+    """transformers loads Zaya's balancing biases, and then sets the one of no expert to -1 whatever is stored."""
+    from safetensors.torch import load_file
+
+    reset = [(name, value) for name, value in model.named_buffers() if name.endswith("balancing_biases")]
+    for name, value in reset:
+        value.copy_(load_file(directory / "model.safetensors")[name])
 
 
 @contextmanager

@@ -22,6 +22,18 @@ SIZES = {
 }
 
 EXPERTS: dict[str, dict[str, Any]] = {
+    "zaya": {
+        **SIZES,
+        "num_hidden_layers": 4,
+        "head_dim": 16,
+        "sliding_window": 24,
+        "layer_types": ["hybrid", "hybrid_sliding"] * 2,
+        "moe_intermediate_size": 40,
+        "num_experts": 5,
+        "router_hidden_size": 20,
+        "cca_time0": 3,
+        "cca_time1": 2,
+    },
     "mixtral": {**SIZES, "num_local_experts": 5, "num_experts_per_tok": 2},
     "olmoe": {**SIZES, "num_experts": 8, "num_experts_per_tok": 3},
     "granitemoe": {

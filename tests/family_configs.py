@@ -584,6 +584,7 @@ RECURRENT = (
     "lara_mini",
     "lfm3",
     "recurrent_gemma",
+    "zaya",
 )
 """Families some of whose layers keep a state."""
 ONE_OF_EACH_KIND = (

@@ -51,16 +51,17 @@ struct Mixture {
   const qr_gating& gating;
   void* out;
   const char* x;
-  const void* routed;  // what the router reads
+  const void* routed;  // what the router reads, of routed_dtype
   const void* residual;
   const int32_t* given;  // [rows, num_chosen]: the experts of each row, where the router only weighs them
-  int32_t dtype;
+  int32_t dtype, routed_dtype;
   int64_t rows;
 
   int64_t num_experts() const { return weights.num_experts + (weights.has_shared != 0); }
   int64_t choices() const { return routing.num_chosen + (weights.has_shared != 0); }  // of a row
   int64_t places() const { return rows * choices(); }
-  int64_t num_candidates() const { return weights.num_experts + weights.num_identities; }
+  int64_t num_others() const { return weights.num_identities + weights.num_skips; }  // to choose from behind the experts
+  int64_t num_candidates() const { return weights.num_experts + num_others(); }
   int64_t num_logits() const { return num_candidates() + (weights.has_shared_gate != 0); }
   bool weighs_input() const { return routing.weighs_input != 0; }
 
@@ -82,16 +83,16 @@ struct Routed {
   float* input_weights;      // the same of what experts read; where none is weighed, there are none
   int32_t *chosen, *places;  // [rows, choices]
   int32_t* choice_of;        // [places]: which one of [rows, choices]
-  int64_t* ends;             // [experts and identities]: of their places
+  int64_t* ends;             // [candidates and the shared expert]: of their places
   Batch* batches;
   int64_t num_batches = 0;
-  int64_t end = 0;  // of the places of experts; those of identities come behind
+  int64_t end = 0;  // of the places of experts; those of identities and skips come behind
   float* total;  // [rows, out_features]
 
   Routed(const Mixture& m, Room& room)
       : logits(room.take<float>(m.rows * m.num_logits())), weights(room.take<float>(m.places())),
         input_weights(m.weighs_input() ? room.take<float>(m.places()) : nullptr), chosen(room.take<int32_t>(m.places())), places(room.take<int32_t>(m.places())),
-        choice_of(room.take<int32_t>(m.places())), ends(room.take<int64_t>(m.num_experts() + m.weights.num_identities)),
+        choice_of(room.take<int32_t>(m.places())), ends(room.take<int64_t>(m.num_experts() + m.num_others())),
         batches(room.take<Batch>(std::min(m.places(), m.num_experts() + m.places() / kMostRows))),
         total(room.take<float>(m.rows * m.weights.out_features)) {}
 };
@@ -113,8 +114,8 @@ void finish_choice(const Mixture& m, int32_t* chosen, float* weights, const floa
 
 int32_t route(const Mixture& m, Routed& routed) {
   const qr_mixture& w = m.weights;
-  const int32_t status = linear(weight_of(w.router, m.dtype, w.in_features), routed.logits, QR_FLOAT32, m.routed, m.dtype,
-                                m.rows, m.num_logits(), w.in_features, w.router.bias, QR_NONE, nullptr);
+  const int32_t status = linear(weight_of(w.router, m.routed_dtype, w.router_features), routed.logits, QR_FLOAT32, m.routed,
+                                m.routed_dtype, m.rows, m.num_logits(), w.router_features, w.router.bias, QR_NONE, nullptr);
   if (status != QR_OK) return status;
   std::atomic<int32_t> failed{QR_OK};
   parallel_for(divide_up(m.rows, kRoutedRows), [&](int64_t piece) {
@@ -142,7 +143,7 @@ int32_t route(const Mixture& m, Routed& routed) {
 
 // Sort the choices of all rows by expert, and cut each expert's rows into batches.
 void sort_by_expert(const Mixture& m, Routed& routed) {
-  const int64_t num_experts = m.num_experts(), num_all = num_experts + m.weights.num_identities;
+  const int64_t num_experts = m.num_experts(), num_all = num_experts + m.num_others();
   std::fill_n(routed.ends, num_all, 0);
   for (int64_t i = 0; i < m.places(); ++i) ++routed.ends[routed.chosen[i]];
   int64_t begin = 0;
@@ -206,7 +207,7 @@ struct Wave {
   }
 
   const Batch& last() const { return routed.batches[first_batch + num_batches - 1]; }
-  bool is_last() const { return m.weights.num_identities == 0 && end == m.places(); }
+  bool is_last() const { return m.num_others() == 0 && end == m.places(); }
 
   void set(Job& job, int64_t index) {
     const Batch& batch = *job.batch;
@@ -325,8 +326,9 @@ struct Wave {
   }
 };
 
-// What follows the waves where there are identities: x times the sum of their weights, and the residual.
-int32_t add_identities(const Mixture& m, const Routed& routed) {
+// What follows the waves where there are more candidates than experts: x times the sum of the weights of identities, and
+// the residual.
+int32_t add_others(const Mixture& m, const Routed& routed) {
   const int64_t n = m.weights.out_features, bytes = n * bytes_of(m.dtype);
   std::atomic<int32_t> failed{QR_OK};
   parallel_for(divide_up(m.rows, kRoutedRows), [&](int64_t piece) {
@@ -335,15 +337,18 @@ int32_t add_identities(const Mixture& m, const Routed& routed) {
     for (int64_t row = piece * kRoutedRows; row < std::min(m.rows, (piece + 1) * kRoutedRows); ++row) {
       const int32_t *own = routed.places + row * m.choices(), *own_end = own + m.choices();
       const int64_t of_experts = std::lower_bound(own, own_end, routed.end) - own;
+      const int32_t* chosen = routed.chosen + row * m.choices();
+      const auto first_skip = int32_t(m.weights.num_experts + m.weights.num_identities);
+      const int64_t of_identities = std::lower_bound(chosen, chosen + m.choices(), first_skip) - chosen;
       float weight = 0.0f;
-      for (int64_t i = of_experts; i < m.choices(); ++i) weight += routed.weights[row * m.choices() + i];
+      for (int64_t i = of_experts; i < of_identities; ++i) weight += routed.weights[row * m.choices() + i];
       const char* x = m.x + row * bytes;
-      for (int64_t i = 0; i < n; ++i) wide[i] = read_float(x, m.dtype, i);
+      for (int64_t i = 0; of_experts < of_identities && i < n; ++i) wide[i] = read_float(x, m.dtype, i);
       const int32_t place = 0;
       const void* residual = m.residual == nullptr ? nullptr : static_cast<const char*>(m.residual) + row * bytes;
       kernels()->weighed_sum({static_cast<char*>(m.out) + row * bytes, m.dtype,
                               of_experts == 0 ? nullptr : routed.total + row * n, wide, &place, &weight,
-                              of_experts < m.choices() ? 1 : 0, n, residual});
+                              of_experts < of_identities ? 1 : 0, n, residual});
     }
   });
   return failed.load();
@@ -382,7 +387,7 @@ int32_t run(const Mixture& m) {
     Wave(m, routed, first, count, wave_room).run();
     first += count;
   }
-  return m.weights.num_identities == 0 ? int32_t(QR_OK) : add_identities(m, routed);
+  return m.num_others() == 0 ? int32_t(QR_OK) : add_others(m, routed);
 }
 
 // ---- arguments ----
@@ -398,9 +403,11 @@ bool are_weights(const Mixture& m) {
   if (w.num_experts < 1 || w.num_experts > most || !are_sizes(w.in_features, w.out_features)) return false;
   if (w.experts == nullptr || (w.has_shared_gate != 0 && w.has_shared == 0)) return false;
   if (w.num_identities < 0 || w.num_identities > most - w.num_experts) return false;
-  if (w.num_identities > 0 && (w.has_shared != 0 || w.scales != nullptr || m.weighs_input() || w.in_features != w.out_features))
-    return false;
-  if (!is_weight_of(w.router, m.num_logits(), w.in_features)) return false;
+  if (w.num_skips < 0 || w.num_skips > most - w.num_experts - w.num_identities) return false;
+  if (m.num_others() > 0 && (w.has_shared != 0 || w.scales != nullptr || m.weighs_input())) return false;
+  if (w.num_identities > 0 && w.in_features != w.out_features) return false;
+  if (!are_sizes(m.rows, w.router_features) || (m.routed == m.x && w.router_features != w.in_features)) return false;
+  if (!is_weight_of(w.router, m.num_logits(), w.router_features)) return false;
   for (int64_t i = 0; i < w.num_experts + (w.has_shared != 0); ++i) {
     const qr_expert& expert = w.experts[i];
     if (expert.size < 1 || !are_sizes(2, expert.size) ||
@@ -419,7 +426,7 @@ bool are_given(const Mixture& m) {
 }
 
 bool is_right(const Mixture& m) {
-  if (!is_dtype(m.dtype) || !is_gating(m.gating) || !are_weights(m)) return false;
+  if (!is_dtype(m.dtype) || !is_dtype(m.routed_dtype) || !is_gating(m.gating) || !are_weights(m)) return false;
   if (!is_routing(m.routing, m.num_candidates()) || !are_sizes(m.rows, m.choices()) || m.places() > INT32_MAX)
     return false;
   if (!are_given(m)) return false;
@@ -432,13 +439,14 @@ bool is_right(const Mixture& m) {
 
 using namespace qr;
 
-extern "C" int32_t qr_mixture_of_experts(void* out, const void* x, const void* routed, const int32_t* given,
-                                         int32_t dtype, const void* residual, int64_t rows, const qr_mixture* mixture,
-                                         const qr_routing* routing, const qr_gating* gating) {
+extern "C" int32_t qr_mixture_of_experts(void* out, const void* x, const void* routed, int32_t routed_dtype,
+                                         const int32_t* given, int32_t dtype, const void* residual, int64_t rows,
+                                         const qr_mixture* mixture, const qr_routing* routing, const qr_gating* gating) {
   if (kernels() == nullptr) return QR_ESTATE;
   if (!are_there(mixture, routing, gating)) return QR_EINVAL;
-  const Mixture m{*mixture, *routing,  *gating, out, static_cast<const char*>(x), routed == nullptr ? x : routed,
-                  residual, given, dtype, rows};
+  const bool is_apart = routed != nullptr;
+  const Mixture m{*mixture, *routing, *gating, out, static_cast<const char*>(x), is_apart ? routed : x,
+                  residual, given, dtype, is_apart ? routed_dtype : dtype, rows};
   if (!is_right(m)) return QR_EINVAL;
   return rows == 0 ? int32_t(QR_OK) : run(m);
 }

@@ -244,16 +244,19 @@ typedef struct {
   int64_t size;
 } qr_expert;
 
-/* router: [num_experts + num_identities + has_shared_gate, in_features]. choice_bias: [num_experts + num_identities], or
- * null. scales: [num_experts], by which the weights of the experts that were chosen are multiplied in the end, or null.
- * experts: [num_experts], and behind them the one that every row passes, if has_shared. num_identities: so many more to
- * choose from give what they read; then out_features is in_features, and there are no scales and no shared expert, and
- * weights do not multiply what experts read. */
+/* router: [num_candidates + has_shared_gate, router_features], of candidates that are experts, identities and skips.
+ * choice_bias: [num_candidates], or null. scales: [num_experts], by which the weights of the experts that were chosen
+ * are multiplied in the end, or null. experts: [num_experts], and behind them the one that every row passes, if
+ * has_shared. num_identities: so many more to choose from give what they read; then out_features is in_features.
+ * num_skips: so many more behind those give nothing. With either there are no scales and no shared expert, and weights
+ * do not multiply what experts read. router_features: what the router reads of a row, in_features unless it is given
+ * something else. */
 typedef struct {
   qr_weight router;
   const float *choice_bias, *scales;
   const qr_expert* experts;
-  int64_t num_experts, has_shared, has_shared_gate, in_features, out_features, num_identities;
+  int64_t num_experts, has_shared, has_shared_gate, in_features, out_features, num_identities, num_skips;
+  int64_t router_features;
 } qr_mixture;
 
 /* QR_SQRT_SOFTPLUS: sqrt(log(1 + exp(logit))). */
@@ -287,12 +290,12 @@ QR_API int32_t qr_route(int32_t* chosen, float* weights, const float* logits, co
 
 /* out[rows, out_features] = the sum of weight * output in the order of the experts' indices, the shared one last, in
  * float32, plus x times the sum of the weights of identities, plus residual (of dtype, may be null). out and x are of
- * dtype; the router's logits are float32. The router
- * reads routed (of x's shape and dtype), or x where that is null. given[rows, num_chosen] (may be null; not beside
- * near): the experts of each row, which the router then only weighs; one may be there twice. Each expert reads its weights once for every 512 of its
- * rows. */
-QR_API int32_t qr_mixture_of_experts(void* out, const void* x, const void* routed, const int32_t* given, int32_t dtype,
-                                     const void* residual, int64_t rows, const qr_mixture* mixture, const qr_routing* routing, const qr_gating* gating);
+ * dtype; the router's logits are float32. The router reads routed[rows, router_features] of routed_dtype, or x where
+ * that is null. given[rows, num_chosen] (may be null; not beside near): the experts of each row, which the router then
+ * only weighs; one may be there twice. Each expert reads its weights once for every 512 of its rows. */
+QR_API int32_t qr_mixture_of_experts(void* out, const void* x, const void* routed, int32_t routed_dtype,
+                                     const int32_t* given, int32_t dtype, const void* residual, int64_t rows,
+                                     const qr_mixture* mixture, const qr_routing* routing, const qr_gating* gating);
 
 /* ---- norms (norm.cpp) ----
  * out is of x_dtype, or that in tiles; where it is not in tiles it may alias x. */

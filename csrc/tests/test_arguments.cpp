@@ -138,10 +138,10 @@ const Call kCalls[] = {
          return qr_weight{p[2], nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, QR_FLOAT32, 0, 0, n, 1.0, 0};
        };
        const qr_expert experts[] = {{weight(64), weight(32), s[4]}, {weight(64), weight(32), 32}};
-       const qr_mixture mixture{weight(2), nullptr, as<float>(p[4]), experts, s[1], 0, 0, s[2], s[3], 0};
+       const qr_mixture mixture{weight(2), nullptr, as<float>(p[4]), experts, s[1], 0, 0, s[2], s[3], 0, 0, s[2]};
        const qr_routing routing{1, QR_SOFTMAX, 0, 0, 0, 0, 0, 0, 0, 1, 1, -1, 0};
        const qr_gating gating{1, QR_SILU, HUGE_VAL, 1, 0};
-       return qr_mixture_of_experts(p[0], p[1], p[5], nullptr, QR_FLOAT32, p[3], s[0], &mixture, &routing, &gating);
+       return qr_mixture_of_experts(p[0], p[1], p[5], QR_FLOAT32, nullptr, QR_FLOAT32, p[3], s[0], &mixture, &routing, &gating);
      }},
     {"qr_rms_norm", {4, 32}, {false, false, true, false},
      [](P p, S s) {
@@ -335,7 +335,7 @@ TEST(every_function_refuses_missing_memory_and_impossible_sizes) {
   CHECK(qr_parallel(3, nullptr, nullptr) == QR_EINVAL);
   CHECK(qr_op_code(nullptr) == QR_EINVAL);
   CHECK(qr_route(nullptr, nullptr, nullptr, nullptr, 0, 1, nullptr) == QR_EINVAL);
-  CHECK(qr_mixture_of_experts(nullptr, nullptr, nullptr, nullptr, QR_FLOAT32, nullptr, 0, nullptr, nullptr, nullptr) == QR_EINVAL);
+  CHECK(qr_mixture_of_experts(nullptr, nullptr, nullptr, QR_FLOAT32, nullptr, QR_FLOAT32, nullptr, 0, nullptr, nullptr, nullptr) == QR_EINVAL);
   CHECK(qr_replay(nullptr, 3) == QR_EINVAL);
   CHECK(qr_replay(nullptr, -1) == QR_EINVAL);
 }

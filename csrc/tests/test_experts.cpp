@@ -100,13 +100,14 @@ struct Case {
       experts.push_back({weights.draw(first_outputs(size), k, kind.dtype, kind.format, kind.group, kind.has_bias),
                          weights.draw(n, size, kind.dtype, kind.format, kind.group, kind.has_bias), size});
     mixture = {weights.draw(num_experts + has_shared, k, QR_FLOAT32, 0, 0, false), nullptr, nullptr, experts.data(),
-               num_experts, has_shared, has_shared, k, n, 0};
+               num_experts, has_shared, has_shared, k, n, 0, 0, k};
   }
 
   // The router reads `routed`, from the same row on, where there is one.
   int32_t run(std::vector<char>& out, const char* x, const char* residual, int64_t rows, const char* routed = nullptr) {
     out.assign(size_t(rows * n * size_of()), 0);
-    return qr_mixture_of_experts(out.data(), x, routed, given, kind.dtype, residual, rows, &mixture, &routing, &gating);
+    return qr_mixture_of_experts(out.data(), x, routed, kind.dtype, given, kind.dtype, residual, rows, &mixture, &routing,
+                                 &gating);
   }
 
   void bias_to(const std::vector<float>& bias) { mixture.choice_bias = weights.keep(bias); }
@@ -374,6 +375,9 @@ TEST(a_mixture_that_cannot_be_is_refused) {
   refuses("no experts", [&] { c.mixture.num_experts = 0; });
   refuses("identities that the router has no rows of", [&] { c.mixture.num_identities = 1; });
   refuses("fewer identities than none", [&] { c.mixture.num_identities = -1; });
+  refuses("skips that the router has no rows of", [&] { c.mixture.num_skips = 1; });
+  refuses("fewer skips than none", [&] { c.mixture.num_skips = -1; });
+  refuses("a router of more than there is to read", [&] { c.mixture.router_features = 65; });
   refuses("a gate of nothing", [&] { c.mixture.has_shared_gate = 1; });
   refuses("a size", [&] { c.experts[2].size = -1; });
   refuses("a weight that is not there", [&] { c.experts[3].down.packed = nullptr; });

@@ -19,7 +19,7 @@ from quire.config.layers.any_mixer import MixerSpec
 from quire.config.layers.experts import ExpertsSpec
 from quire.config.layers.layer_kinds import Heads, LayerKind
 from quire.config.layers.mixers import AttentionSpec, CompressedAttentionSpec, LatentAttentionSpec, PositionScale
-from quire.config.layers.recurrent_mixers import RecurrentSpec, parts_of
+from quire.config.layers.recurrent_mixers import ConvolvedQkvSpec, RecurrentSpec, parts_of
 from quire.config.layers.rope import RopeConfig, attention_factor, read_ropes
 from quire.config.layers.streams import HyperSpec, LayerEmbeddingsSpec, SphereSpec, StreamsSpec
 from quire.config.memory.stored_weights import THROUGH_TRANSFORMERS, StoredWeights
@@ -227,6 +227,11 @@ class ModelArch:
     def recurrences(self) -> tuple[RecurrentSpec, ...]:
         """Those of the mixers that keep a state, in order."""
         return tuple(mixer for mixer in self.mixers if isinstance(mixer, RecurrentSpec))
+
+    @property
+    def is_convolved(self) -> bool:
+        """Whether attention gets queries, keys and values from the recurrent mixers of its layers."""
+        return any(isinstance(mixer, ConvolvedQkvSpec) for mixer in self.recurrences)
 
     @property
     def position_scales(self) -> frozenset[PositionScale]:

@@ -162,6 +162,9 @@ class Scales:
     it, and before what the MLP gives is; `model_class` computes them."""
     of_layers: bool = False
     """Whether each layer has a number that multiplies what it gives, which `model_class` computes."""
+    has_shifts: bool = False
+    """Whether the embeddings, what each attention and MLP gives, and the residual that it is added to have a scale and
+    a shift of each feature, which `model_class` computes."""
     joins: Joins | None = None
     """For families that add to what they read; None where attention and MLP are added to the residual."""
 

@@ -31,8 +31,10 @@ def check_joins(arch: ModelArch) -> None:
         problem = "gates of heads behind queries"
     elif names.gate_bias is not None and names.gate is None:
         problem = "a bias of gates that are behind queries"
-    elif arch.head_transform is not None or scales.of_features is not None:
-        problem = "a product before the head, or factors of the residual's features"
+    elif arch.head_transform is not None or scales.of_features is not None or scales.has_shifts:
+        problem = "a product before the head, or factors or shifts of the residual's features"
+    elif arch.is_convolved or any(experts.router for experts in arch.mixtures):
+        problem = "convolved queries and keys, or routers of several products"
     elif any(mixer.biases_keys for mixer in arch.plain_attentions) and _has_more_than_biased_keys(arch):
         problem = "biases of keys beside gates, factors, experts or fused tensors, or without norms of heads"
     elif (arch.is_gated and names.gate is None) and (

@@ -26,7 +26,10 @@ BLOCKS = ("mlp", "block_sparse_moe")
 stands beside a shared expert."""
 ROUTER_BLOCK = "moe"
 """What may stand beside the experts and have the choice's bias alone."""
-ROUTERS = ("gate", "router.layer", "router", "router.gate", "gate.wg", "router.proj", "router.classifier")
+ROUTERS = (
+    *("gate", "router.layer", "router", "router.gate", "gate.wg", "router.proj", "router.classifier"),
+    "gate.router_mlp.out_proj",
+)
 ROUTER_SCALE = "router.scale"
 EXPERT_SCALES = "router.per_expert_scale"
 SHARED = ("shared_expert", "shared_experts", "shared_mlp")
@@ -44,6 +47,7 @@ CHOICE_BIASES: Mapping[str, int] = MappingProxyType(
         "moe_statics.e_score_correction_bias": 2,
         "gate.moe_statics.e_score_correction_bias": 2,
         "gate.bias": 1,
+        "gate.balancing_biases": 1,
     }
 )
 """Name -> dimensions, the last of which has the experts."""
@@ -106,6 +110,10 @@ class MixtureOfExperts:
                 f"{arch.source}: experts that give what they read (zero_expert_num) are what the triton ops do not "
                 "have yet; give device='cpu'"
             )
+        if spec.num_skips and ctx.ops.name == "triton":
+            raise ConfigError(
+                f"{arch.source}: tokens without an expert are what the triton ops do not have yet; give device='cpu'"
+            )
         if (spec.has_token_table or spec.routing.scores is Scores.SQRT_SOFTPLUS) and ctx.ops.name == "triton":
             raise ConfigError(
                 f"{arch.source}: the triton ops do not have experts chosen by token id, or scores of sqrt(softplus), "
@@ -142,6 +150,7 @@ class MixtureOfExperts:
             else None,
             shared=_shared(arch, spec, ctx) if spec.shared_size and not spec.has_mlp_beside else None,
             num_identities=spec.num_identities,
+            num_skips=spec.num_skips,
         )
 
     def __call__(
@@ -152,8 +161,8 @@ class MixtureOfExperts:
         routed: Tensor | None = None,
         token_ids: Tensor | None = None,
     ) -> Tensor:
-        """`routed` is what the router reads, where that is something else; `token_ids` [T], where a table names the
-        experts. Shapes: the others [T, E] -> [T, E].
+        """`routed` is what the router reads, where that is something else, of any width; `token_ids` [T], where a table
+        names the experts. Shapes: the others [T, E] -> [T, E].
         """
         given = None
         if self.table is not None:
@@ -184,7 +193,7 @@ def _router_name(ctx: LayerContext) -> str | None:
 
 def _router(arch: ModelArch, spec: ExpertsSpec, ctx: LayerContext) -> LinearWeight:
     """In float32 whatever the model's dtype: a rounding error that chooses another expert is no small one."""
-    size = arch.hidden_size
+    size = arch.hidden_size if spec.router is None else spec.router.rank
     names, shapes = [f"{_router_name(ctx) or ROUTERS[0]}.weight"], [(spec.num_candidates, size)]
     if spec.has_shared_gate:
         names.append(f"{SHARED_GATE}.weight")
@@ -251,7 +260,7 @@ def _stacked_expert(
     """With biases named after the weights, if the experts have any. Identities have first products there, too."""
     names, size, inner = arch.family.names, arch.hidden_size, spec.size
     wide, narrow = ((1 + spec.is_gated) * inner, size), (size, inner)
-    first = replace(one, parts=spec.num_candidates)
+    first = replace(one, parts=spec.num_experts + spec.num_identities)
     both = _of_stack(ctx, spelling.gate_up, wide, first, transposed=names.experts_transposed)
     last = _of_stack(ctx, spelling.down, narrow, one, transposed=names.experts_transposed)
     halves = (both[::2], both[1::2]) if names.experts_mixed else split_rows(both, [inner] * (1 + spec.is_gated))

@@ -29,6 +29,8 @@ REFUSED = MappingProxyType(
                 "expert_queries",
                 "expert_outputs",
                 "bias_keys",
+                "convolved_qkv",
+                "scale_shift",
                 "pair_values",
                 "subtract_heads",
                 "select_tokens",

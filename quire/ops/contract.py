@@ -163,15 +163,16 @@ class Ops(SelectionOps):
     ) -> Tensor:
         """Each token's experts, weighed and added up, and the shared one; plus residual.
 
-        1. logits = x @ router.T + router_bias in float32, or of `routed` where the router reads something else than x.
+        1. logits = x @ router.T + router_bias in float32, or of `routed` where the router reads something else than x,
+           of any width and dtype.
         2. `routing` chooses each token's experts and their weights; the scales of the experts multiply these. Where
            experts are `given`, of which one may be there twice, it only weighs them.
         3. Each expert that is touched computes all of its tokens at once, as `gated_linear` and `linear` do. Where the
            routing says so, it reads weight * x, and the weight of its output is 1.
         4. In float32, for each token: the sum of weight * output in the order of the experts' indices, then the shared
            expert's output (times the sigmoid of its gate, if there is one, and its factor), then x times the sum of the
-           weights of identities, then the residual.
-        Shapes: x, routed [T, M], residual [T, N], given [T, num_chosen] int32 -> [T, N] in x's dtype.
+           weights of identities, then the residual. Skips give nothing.
+        Shapes: x [T, M], routed [T, P], residual [T, N], given [T, num_chosen] int32 -> [T, N] in x's dtype.
         activation as in `gated_linear`, or a `ClampedGate`, which takes the float32 sums of gate and up; of experts
         without a gate "quick_gelu", too, as `activate` has it.
         """
@@ -316,6 +317,13 @@ class Ops(SelectionOps):
         Mean and standard deviation are those of these columns of the row. Shapes: x [T, N]. Mutates: x.
         """
         self._table["statistical_top_k"](x, size, cutoff)
+
+    def scale_shift(self, x: Tensor, weights: Tensor, residual: Tensor | None = None) -> None:
+        """(x + shift) * scale, plus the same of the residual with a scale and a shift of its own, in place.
+
+        Shapes: x, residual [T, E], weights [2 or, with a residual, 4, E] float32: scale and shift of each. Mutates: x.
+        """
+        self._table["scale_shift"](x, weights, residual)
 
     def scale_heads(self, x: Tensor, weight: Tensor) -> None:
         """x * weight, in place. Shapes: x [T, H, D], weight [D] or [H, D] float32. Mutates: x."""

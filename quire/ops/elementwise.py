@@ -143,6 +143,17 @@ def fill_differences(out: Tensor, x: Tensor, factor: float) -> None:
 
 
 @one_thread()
+def scale_shift(x: Tensor, weights: Tensor, residual: Tensor | None = None) -> None:
+    """See `Ops.scale_shift`."""
+    for first in range(0, x.shape[0], ROWS_AT_A_TIME):
+        rows = slice(first, first + ROWS_AT_A_TIME)
+        total = x[rows].float().add(weights[1]).mul_(weights[0])
+        if residual is not None:
+            total.add_(residual[rows].float().add(weights[3]).mul_(weights[2]))
+        x[rows] = total
+
+
+@one_thread()
 def scale_heads(x: Tensor, weight: Tensor) -> None:
     """See `Ops.scale_heads`."""
     x.mul_(weight)

@@ -181,7 +181,8 @@ class MixtureWeights:
     """The parameters of a mixture of experts. Implementations may keep what belongs to one as long as it lives."""
 
     router: LinearWeight
-    """[X, M] float32, X with the identities, and one more row where the shared expert has a gate."""
+    """[X, M] float32, X with identities and skips, and one more row where the shared expert has a gate. M is another
+    size than the experts' where the router is given something else to read."""
     router_bias: Tensor | None = None
     """As many numbers as the router has rows, float32."""
     experts: tuple[ExpertWeights, ...]
@@ -194,6 +195,8 @@ class MixtureWeights:
     num_identities: int = 0
     """So many more to choose from behind the experts give what they read. Beside them there are no scales, no shared
     expert, and no weights that multiply what experts read."""
+    num_skips: int = 0
+    """So many more behind those give nothing, likewise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -446,6 +449,45 @@ class RgLruWeights:
     """[X, 2P] float32"""
     decay: Tensor
     """[X * P] float32, below zero: the logarithm of what a token leaves of the state where the gate is 1."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConvolvedQkvWeights:
+    """The parameters of convolved queries and keys. H query and K key/value heads of D features."""
+
+    num_heads: int
+    num_kv_heads: int
+    single: ConvWeights
+    """Of each of (H + K) * D features by itself."""
+    joint: tuple[LinearWeight, ...]
+    """[D, W * D] of each of H + K heads: the convolution of all its features together, over W tokens, oldest first."""
+    joint_bias: Tensor
+    """[H + K, D] float32"""
+    temperatures: Tensor
+    """[K] float32: what keys of each head are multiplied by behind their norm."""
+    product_bias: Tensor | None
+    """Of the product before, float32: its last K * D / 2 numbers are the late half of values of no token."""
+
+    @property
+    def head_size(self) -> int:
+        """D"""
+        return self.joint[0].out_features
+
+    @property
+    def num_taps(self) -> int:
+        """W"""
+        return self.joint[0].in_features // self.head_size
+
+    @property
+    def num_past(self) -> int:
+        """Tokens before one that its queries and keys are made of."""
+        return self.single.weight.shape[1] - 1 + self.num_taps - 1
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """Features of queries and keys, and of the halves of values."""
+        half = self.num_kv_heads * self.head_size // 2
+        return self.single.weight.shape[0], half, half
 
 
 class Largest(NamedTuple):

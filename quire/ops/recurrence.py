@@ -181,28 +181,58 @@ def write_states(states: Tensor, pages: list[int], first: int, values: Tensor) -
     high[places] = values[:, low.shape[1] :]
 
 
+class Trail:
+    """Rows of a step's tokens, and those of the last tokens before it, which a state has, oldest first."""
+
+    def __init__(
+        self, x: Tensor, states: Tensor, step: Step, num_past: int, *, first: int = 0, missing: Tensor | None = None
+    ) -> None:
+        """The rows in a state begin at its number `first`; `missing` [C], or zeros, are those of tokens before a
+        sequence's first. Shapes: x [T, C].
+        """
+        self._step, self._num_past, self._first = step, num_past, first
+        past = read_states(states, step.reads, first, num_past * x.shape[1]).view(-1, x.shape[1])
+        if missing is not None:
+            past[torch.tensor(step.reads).repeat_interleave(num_past) < 0] = missing
+        self._rows = torch.cat((x, past))
+        self._starts = torch.tensor(step.starts)
+        self._seq = torch.repeat_interleave(torch.arange(len(step.counts)), torch.tensor(step.counts))
+        self._local = torch.arange(step.num_tokens) - self._starts[self._seq]
+
+    def before(self, lag: int) -> Tensor:
+        """The row of the token so many before each. Shapes: -> [T, C]."""
+        return self._rows[self._place(self._seq, self._local - lag)]
+
+    def keep(self, states: Tensor) -> None:
+        """Write the last rows of each sequence. Mutates: states."""
+        if not self._num_past:
+            return
+        counts = self._step.counts
+        every = torch.arange(len(counts)).repeat_interleave(self._num_past)
+        last = (torch.tensor(counts).unsqueeze(1) + torch.arange(-self._num_past, 0)).flatten()
+        kept = self._rows[self._place(every, last)].view(len(counts), -1)
+        write_states(states, self._step.writes, self._first, kept)
+
+    def _place(self, seq: Tensor, local: Tensor) -> Tensor:
+        """Where a token's row is that many behind a sequence's first of this step."""
+        before = self._step.num_tokens + seq * self._num_past + self._num_past + local
+        return torch.where(local >= 0, self._starts[seq] + local, before)
+
+
 def convolve(x: Tensor, weights: ConvWeights, states: Tensor, step: Step) -> Tensor:
     """The causal convolution; its last inputs go into the states. Shapes: x [T, C] -> [T, C]."""
+    trail = Trail(x, states, step, weights.weight.shape[1] - 1)
+    out = convolved(trail, weights, step.num_tokens)
+    trail.keep(states)
+    return out
+
+
+def convolved(trail: Trail, weights: ConvWeights, num_tokens: int, *, lag: int = 0) -> Tensor:
+    """What the convolution gives for the tokens so many before those of the step. Shapes: -> [T, C]."""
     channels, width = weights.weight.shape
-    num_past = width - 1
-    past = read_states(states, step.reads, 0, num_past * channels).view(-1, channels)
-    inputs = torch.cat((x, past))
-    seq = torch.repeat_interleave(torch.arange(len(step.counts)), torch.tensor(step.counts))
-    starts = torch.tensor(step.starts)
-    local = torch.arange(step.num_tokens) - starts[seq]
-
-    def row_of(seq: Tensor, local: Tensor) -> Tensor:
-        """Where among the inputs a token is that many behind a sequence's first of this step."""
-        before = step.num_tokens + seq * num_past + num_past + local
-        return torch.where(local >= 0, starts[seq] + local, before)
-
-    out = torch.zeros(step.num_tokens, channels) if weights.bias is None else weights.bias.repeat(step.num_tokens, 1)
-    for lag in range(num_past, -1, -1):
-        out += inputs[row_of(seq, local - lag)] * weights.weight[:, num_past - lag]
-    if num_past:
-        every = torch.arange(len(step.counts)).repeat_interleave(num_past)
-        last = (torch.tensor(step.counts).unsqueeze(1) + torch.arange(-num_past, 0)).flatten()
-        write_states(states, step.writes, 0, inputs[row_of(every, last)].view(len(step.counts), -1))
+    out = torch.zeros(num_tokens, channels) if weights.bias is None else weights.bias.repeat(num_tokens, 1)
+    for place in range(width):
+        out += trail.before(lag + width - 1 - place) * weights.weight[:, place]
     return out
 
 

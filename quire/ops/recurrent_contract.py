@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
     from quire.ops.backends import Op
     from quire.ops.operands import (
+        ConvolvedQkvWeights,
         ConvWeights,
         GatedDeltaWeights,
         LightningWeights,
@@ -127,6 +128,24 @@ class RecurrentOps:
         Mutates: states, at the pages that metadata names to write.
         """
         return cast("Tensor", self._table["rg_lru"](x, gate, weights, states, metadata))
+
+    def convolved_qkv(
+        self, projected: Tensor, weights: ConvolvedQkvWeights, states: Tensor, metadata: StateMetadata
+    ) -> Tensor:
+        """Queries, keys and values of compressed convolutional attention (https://arxiv.org/abs/2510.04476).
+
+        1. projected is queries and keys, and two halves of values. u = single(queries and keys), rounded, of the token
+           and those before it, which may be none; joint(u) of each head, and a head's bias.
+        2. Of each query head, half the sum of its query and its key in projected is added, and the mean of these sums
+           over the query heads of a key to that key.
+        3. Heads are divided by their length, at least 2^-23, and multiplied by sqrt(D); keys also by their temperature.
+        4. The late half of the values is that of the token before; product_bias, or zeros, for the first of a sequence.
+        As for `mamba`. The state is the last queries and keys of projected, and then the late half of the last token.
+
+        Shapes: projected [T, (H + K) * D + K * D], states as for `mamba` -> [T, (H + 2K) * D] in projected's dtype.
+        Mutates: states, at the pages that metadata names to write.
+        """
+        return cast("Tensor", self._table["convolved_qkv"](projected, weights, states, metadata))
 
     def allocate_states(self, *, num_blocks: int, num_bytes: int) -> Tensor:
         """Uninitialised states of one recurrent layer, of so many bytes a page. Shapes: -> [2, B, bytes / 8] float32.

@@ -91,6 +91,7 @@ GATED = {
     "doge": {"head_dim": 48},
     "dory": {"intermediate_size": 600},
     "modernbert-decoder": {"intermediate_size": 300},
+    "zaya": {"head_dim": 24, "moe_intermediate_size": 300, "router_hidden_size": 90},
     "minimax_m3_vl_text": {"dense_intermediate_size": 300, "index_topk_blocks": 200},
 }
 """Families with gates, recurrences or query heads of their own -> what makes another of their parts the widest."""

@@ -70,6 +70,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "zamba with biases": ("zamba", {"mamba_proj_bias": True, "n_mamba_heads": 4, "attention_head_dim": 24}),
     "doge with biases": ("doge", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
     "dory with biases": ("dory", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
+    "zaya with biases": ("zaya", {"attention_bias": True, "lm_head_bias": True, "tie_word_embeddings": False}),
     "mimo v2 flash with biases": ("mimo_v2_flash", {"attention_bias": True, "attention_value_scale": None}),
 }
 COMBINATIONS = [

@@ -109,6 +109,25 @@ def test_scale_tokens_scales_by_position(implementation: str, dtype: torch.dtype
     assert torch.equal(x, expected)
 
 
+@pytest.mark.parametrize("implementation", implementations_of("scale_shift"))
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("has_residual", [False, True])
+def test_scale_shift_rounds_once(implementation: str, dtype: torch.dtype, has_residual: bool) -> None:
+    x, residual, weights = rand(77, 37, dtype=dtype), rand(77, 37, seed=1, dtype=dtype), rand(4, 37, seed=2)
+
+    def scaled(rows: slice) -> Tensor:
+        part = x[rows].clone()
+        ops(implementation)["scale_shift"](part, weights, residual[rows] if has_residual else None)
+        return part
+
+    scale, shift, of_residual, shift_of_residual = weights
+    expected = (x.float() + shift) * scale
+    if has_residual:
+        expected = expected + (residual.float() + shift_of_residual) * of_residual
+    assert torch.equal(scaled(slice(None)), expected.to(dtype))
+    assert_rows_alone(scaled, 77)
+
+
 @pytest.mark.parametrize("implementation", implementations_of("scale_heads"))
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_scale_heads_rounds_once(implementation: str, dtype: torch.dtype) -> None:

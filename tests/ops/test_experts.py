@@ -378,6 +378,54 @@ def test_identities_give_what_they_read(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("routed_dtype", [torch.float32, None])
+@pytest.mark.parametrize("num_identities", [0, 2])
+@pytest.mark.parametrize(("bias", "num_chosen"), [(0.0, 1), (0.0, 5), (9.0, 2), (-9.0, 1)], ids=str)
+@pytest.mark.parametrize("has_residual", [False, True])
+def test_skips_give_nothing_and_a_router_may_read_other_features(
+    ops: Ops,
+    bias: float,
+    num_chosen: int,
+    num_identities: int,
+    has_residual: bool,
+    routed_dtype: torch.dtype | None,
+    dtype: torch.dtype,
+) -> None:
+    """Some of those chosen are skips, all of them, and none."""
+    mixture, num_skips, width = Mixture(ops, dtype=dtype), 3, 23
+    first_skip = NUM_EXPERTS + num_identities
+    router = rand(first_skip + num_skips, width, seed=1) * 0.3
+    choice_bias = rand(len(router), seed=5) * 0.1
+    choice_bias[first_skip:] += bias
+    weights = MixtureWeights(
+        router=ops.pack_linear([router], dtype=torch.float32),
+        experts=mixture.weights.experts,
+        choice_bias=choice_bias,
+        num_identities=num_identities,
+        num_skips=num_skips,
+    )
+    x, more = rand(NUM_ROWS, SIZE, dtype=dtype), rand(NUM_ROWS, SIZE, seed=9, dtype=dtype)
+    routed, routing = rand(NUM_ROWS, width, seed=7, dtype=routed_dtype or dtype), Routing(num_chosen=num_chosen)
+
+    def run(rows: slice = slice(None)) -> Tensor:
+        residual = more[rows] if has_residual else None
+        return ops.mixture_of_experts(
+            x[rows], weights, routing, activation="silu", residual=residual, routed=routed[rows]
+        )
+
+    def expected(row: Tensor, read: Tensor) -> Tensor:
+        scores = (router.double() @ read).softmax(0)
+        chosen = best(list(range(len(router))), (scores + choice_bias).tolist())[:num_chosen]
+        kept = [i for i in chosen if i < first_skip]
+        out = [scores[i] * (mixture._expert(row, i) if i < NUM_EXPERTS else row) for i in kept]
+        return torch.stack([torch.zeros_like(row), *out]).sum(0)
+
+    rows = [expected(*each) for each in zip(x.double(), routed.double(), strict=True)]
+    assert_close(run(), torch.stack(rows) + more.double() * has_residual)
+    assert_rows_alone(run, NUM_ROWS)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_experts_may_have_biases(ops: Ops, dtype: torch.dtype) -> None:
     """Beside experts that give nothing but them, for their weights are zero."""
     mixture, x = Mixture(ops, "plain", dtype=dtype), rand(NUM_ROWS, SIZE, dtype=dtype)
@@ -423,7 +471,7 @@ def test_native_routing_reads_all_that_a_routing_says() -> None:
     assert [item.name for item in fields(ExpertGroups)] == ["count", "num_chosen", "num_best", "left_out"]
     assert {item.name for item in fields(ClampedGate)} == {"limit", "slope", "offset"}
     assert [item.name for item in fields(MixtureWeights)] == [
-        *("router", "router_bias", "experts", "choice_bias", "scales", "shared", "num_identities")
+        *("router", "router_bias", "experts", "choice_bias", "scales", "shared", "num_identities", "num_skips")
     ]
     assert [item.name for item in fields(ExpertWeights)] == ["gate_up", "down", "gate_up_bias", "down_bias"]
 

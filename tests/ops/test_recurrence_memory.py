@@ -28,9 +28,10 @@ WIDE: dict[str, dict[str, Any]] = {
     "kimi_linear": {"linear_num_heads": 8, "linear_head_dim": 64},
     "minimax": {"head_dim": 128},
     "recurrent_gemma": {"hidden_size": 256},
+    "zaya": {"head_dim": 64, "cca_time0": 2},
 }
 """One family for each recurrence, wide enough for the padding of rows to be little."""
-OPS = ("mamba", "mamba2", "short_conv", "gated_delta", "lightning_attention", "rg_lru")
+OPS = ("mamba", "mamba2", "short_conv", "gated_delta", "lightning_attention", "rg_lru", "convolved_qkv")
 
 
 class Live(TorchDispatchMode):

@@ -159,6 +159,7 @@ ARCHITECTURES: Mapping[str, str] = MappingProxyType(
         "youtu": "YoutuForCausalLM",
         "zamba": "ZambaForCausalLM",
         "zamba2": "Zamba2ForCausalLM",
+        "zaya": "ZayaForCausalLM",
     }
 )
 """model_type -> architecture."""

@@ -77,12 +77,25 @@ class ClampedGate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RouterMlpSpec:
+    """A router whose logits are a product of an MLP of a thin product of the hidden states, which `model_class`
+    computes (Zaya)."""
+
+    rank: int
+    """Features of the thin product, and of the MLP."""
+    reads_last: bool
+    """What the layer before read is added to the thin product, times a factor of each feature."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertsSpec:
     """The mixture of experts of one layer."""
 
     num_experts: int
     num_identities: int = 0
     """Behind the experts, so many more to choose from give what they read ("zero experts", LongCat Flash)."""
+    num_skips: int = 0
+    """Behind those, so many more to choose from give nothing (Zaya)."""
     size: int
     """Width of each expert between its two products."""
     routing: Routing
@@ -103,6 +116,8 @@ class ExpertsSpec:
     has_router_scale: bool = False
     """What the router reads is multiplied by `router.scale` over the root of its size, and the weights of experts in
     the end by `router.per_expert_scale` (Gemma 4)."""
+    router: RouterMlpSpec | None = None
+    """None where the logits are a product of the hidden states."""
     has_token_table: bool = False
     """A table names the experts of each token's number, so the router only weighs them."""
     shared_size: int = 0
@@ -125,8 +140,8 @@ class ExpertsSpec:
 
     @property
     def num_candidates(self) -> int:
-        """What the router has a row for: experts and identities."""
-        return self.num_experts + self.num_identities
+        """What the router has a row for: experts, identities and skips."""
+        return self.num_experts + self.num_identities + self.num_skips
 
 
 ExpertsRule = Callable[[ConfigKeys, int], tuple[ExpertsSpec | None, ...]]

@@ -326,9 +326,61 @@ class RgLruSpec(Mixer):
         return self.conv_width * self.width
 
 
-RecurrentSpec = MambaSpec | Mamba2Spec | ShortConvSpec | GatedDeltaSpec | LightningSpec | RgLruSpec
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConvolvedQkvSpec(Mixer):
+    """What gives the queries, keys and values of the layer's attention (CCA, https://arxiv.org/abs/2510.04476): queries
+    and keys pass a convolution of each feature and one of each head; half of the values are the token's before."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    single_width: int
+    """Tokens that the convolution of each feature sees, the token itself included."""
+    joint_width: int
+    """Likewise, of that of all features of a head."""
+    has_bias: bool
+    """Of the products before."""
+
+    @property
+    def conv_channels(self) -> int:
+        """Channels of the convolutions: queries and keys."""
+        return (self.num_heads + self.num_kv_heads) * self.head_size
+
+    @property
+    def conv_width(self) -> int:
+        """Tokens that both see together."""
+        return self.single_width + self.joint_width - 1
+
+    @property
+    def inner_size(self) -> int:
+        """Features of queries, keys and values."""
+        return self.conv_channels + self.num_kv_heads * self.head_size
+
+    @property
+    def state_size(self) -> int:
+        """Nothing is scanned."""
+        return 0
+
+    @property
+    def in_features(self) -> int:
+        """What the products give."""
+        return sum(self.in_parts)
+
+    @property
+    def in_parts(self) -> tuple[int, ...]:
+        """Queries, keys, and the halves of values: that of the token, and that of the one behind it."""
+        keys = self.num_kv_heads * self.head_size
+        return self.num_heads * self.head_size, keys, keys // 2, keys // 2
+
+    @property
+    def num_state_elements(self) -> int:
+        """Numbers of the layer's state: the last inputs of the convolutions, and the late half of the last values."""
+        return (self.conv_width - 1) * self.conv_channels + self.in_parts[-1]
+
+
+RecurrentSpec = MambaSpec | Mamba2Spec | ShortConvSpec | GatedDeltaSpec | LightningSpec | RgLruSpec | ConvolvedQkvSpec
 """Mixers that keep a state of fixed size."""
-RECURRENT = (MambaSpec, Mamba2Spec, ShortConvSpec, GatedDeltaSpec, LightningSpec, RgLruSpec)
+RECURRENT = (MambaSpec, Mamba2Spec, ShortConvSpec, GatedDeltaSpec, LightningSpec, RgLruSpec, ConvolvedQkvSpec)
 """The same, to go through."""
 
 

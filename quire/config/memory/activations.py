@@ -17,6 +17,7 @@ from quire.config.layers.mixers import (
 )
 from quire.config.layers.recurrent_mixers import RecurrentSpec
 from quire.config.layers.streams import LayerEmbeddingsSpec, SphereSpec, StreamsSpec
+from quire.config.memory.convolved_activations import convolved_layer
 from quire.config.memory.hyper_activations import hyper_step
 from quire.config.memory.latent_activations import attend_latents, open_attended
 from quire.config.memory.mlp_activations import feed
@@ -87,7 +88,7 @@ def _step(arch: ModelArch, dtype: str, num_tokens: int) -> StepLayout:
             _rule_of(arch, layer)(layout, arch, layer)
             ends[start] = layout.places()
     layout.take("normed", arch.hidden_size)
-    layout.free(*(["embeddings"] if arch.layer_embeddings else []))
+    layout.free(*(["embeddings"] if arch.layer_embeddings else []), *(["routed"] if "routed" in layout else []))
     return layout
 
 
@@ -98,6 +99,8 @@ def _has_shared_blocks(arch: ModelArch) -> bool:
 def _rule_of(arch: ModelArch, layer: LayerSpec) -> Callable[[StepLayout, ModelArch, LayerSpec], None]:
     if has_shortcuts(arch):
         return _shortcut_layer
+    if arch.is_convolved:
+        return convolved_layer
     if any(isinstance(mixer, AttentionSpec) and mixer.shared is not None for mixer in layer.mixers):
         return _shared_layer
     return _layer if arch.scales.joins is None else _joined_layer

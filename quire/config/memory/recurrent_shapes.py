@@ -7,6 +7,7 @@ from collections import Counter
 from quire.config.arch import ModelArch
 from quire.config.layers.any_mixer import MixerSpec
 from quire.config.layers.recurrent_mixers import (
+    ConvolvedQkvSpec,
     GatedDeltaSpec,
     GateNorm,
     LightningSpec,
@@ -49,8 +50,19 @@ def rg_lru_linears(arch: ModelArch, mixer: MixerSpec) -> Counter[Shape]:
     return shapes
 
 
+def convolved_linears(arch: ModelArch, mixer: MixerSpec) -> Counter[Shape]:
+    """As `recurrent_linears`, of what gives queries, keys and values: a convolution of a head is a product."""
+    assert isinstance(mixer, ConvolvedQkvSpec)
+    shapes = Counter[Shape]({(mixer.in_parts, arch.hidden_size): 1})
+    shapes[(mixer.head_size,), mixer.joint_width * mixer.head_size] += mixer.num_heads + mixer.num_kv_heads
+    return shapes
+
+
 def recurrent_floats(arch: ModelArch, mixer: RecurrentSpec) -> int:
     """Numbers that are kept in float32: biases, norms, and vectors of the recurrence."""
+    if isinstance(mixer, ConvolvedQkvSpec):
+        floats = mixer.has_bias * mixer.in_features + mixer.num_kv_heads
+        return floats + mixer.conv_channels * (mixer.single_width + 2)
     if isinstance(mixer, LightningSpec):
         return mixer.inner_size
     if isinstance(mixer, GatedDeltaSpec):

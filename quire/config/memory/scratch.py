@@ -8,7 +8,14 @@ from quire.config.arch import ModelArch
 from quire.config.layers.experts import ExpertsSpec
 from quire.config.layers.layer_kinds import Heads
 from quire.config.layers.mixers import BlockIndexerSpec, CompressedAttentionSpec
-from quire.config.layers.recurrent_mixers import GatedDeltaSpec, LightningSpec, Mamba2Spec, RecurrentSpec, RgLruSpec
+from quire.config.layers.recurrent_mixers import (
+    ConvolvedQkvSpec,
+    GatedDeltaSpec,
+    LightningSpec,
+    Mamba2Spec,
+    RecurrentSpec,
+    RgLruSpec,
+)
 from quire.config.memory.step_layout import FLOAT
 from quire.config.memory.weight_shapes import compressions, indexers
 from quire.messages.kv import DTYPE_BYTES
@@ -93,11 +100,14 @@ STATE_COPIES = 4
 """Tensors of their size: the states, their decay, what is added to them, and what is read of them."""
 
 
+IN_TORCH = (ConvolvedQkvSpec,)
+"""Those that torch computes on CPUs, too."""
+
+
 def recurrence_bytes(arch: ModelArch, num_tokens: int, num_seqs: int, *, ops: str) -> int:
     """Bytes that a recurrent layer works with beside the activations, in float32, where torch computes it."""
-    if ops == "cpu":
-        return 0
-    return max((_recurrence_bytes(mixer, num_tokens, num_seqs) for mixer in arch.recurrences), default=0)
+    found = {mixer for mixer in arch.recurrences if ops != "cpu" or isinstance(mixer, IN_TORCH)}
+    return max((_recurrence_bytes(mixer, num_tokens, num_seqs) for mixer in found), default=0)
 
 
 def _recurrence_bytes(mixer: RecurrentSpec, num_tokens: int, num_seqs: int) -> int:
@@ -106,6 +116,8 @@ def _recurrence_bytes(mixer: RecurrentSpec, num_tokens: int, num_seqs: int) -> i
     if isinstance(mixer, LightningSpec):  # query, key and value of each channel, and no convolution
         return 4 * num_tokens * 14 * (inner + 64) + states
     channels = mixer.conv_channels
+    if isinstance(mixer, ConvolvedQkvSpec):  # inputs, a convolution, and its terms
+        return 4 * (4 * num_tokens + 2 * num_seqs * mixer.conv_width) * (channels + inner)
     if isinstance(mixer, Mamba2Spec):
         derived = 2 * mixer.num_heads
     elif isinstance(mixer, GatedDeltaSpec):

@@ -24,6 +24,7 @@ from quire.config.layers.mixers import (
     SharedBlock,
 )
 from quire.config.layers.recurrent_mixers import (
+    ConvolvedQkvSpec,
     GatedDeltaSpec,
     LightningSpec,
     Mamba2Spec,
@@ -35,6 +36,7 @@ from quire.config.layers.recurrent_mixers import (
 from quire.config.memory.latent_shapes import latent_floats, latent_linears
 from quire.config.memory.linear_shape import LinearShape, Shape
 from quire.config.memory.recurrent_shapes import (
+    convolved_linears,
     linear_attention_linears,
     recurrent_floats,
     recurrent_linears,
@@ -248,6 +250,8 @@ def _attention(arch: ModelArch, mixer: MixerSpec) -> Counter[Shape]:
     own = mixer.heads
     if mixer.shared is not None:
         return _shared_block(arch, own, mixer.shared)
+    if arch.is_convolved:
+        return Counter([_output(arch, own)])
     if mixer.experts is not None:  # the others are in `_attention_experts`
         return Counter([((2 * own.kv_size,), arch.hidden_size)])
     if mixer.reads is not None:
@@ -337,6 +341,7 @@ _MIXERS: Mapping[type[MixerSpec], Callable[[ModelArch, MixerSpec], Counter[Shape
         GatedDeltaSpec: linear_attention_linears,
         LightningSpec: linear_attention_linears,
         RgLruSpec: rg_lru_linears,
+        ConvolvedQkvSpec: convolved_linears,
     }
 )
 """The linear layers of a mixer, and how many it has of each."""
@@ -349,6 +354,8 @@ def _mixer_floats(arch: ModelArch, mixer: MixerSpec) -> int:
     if isinstance(mixer, CompressedAttentionSpec):
         return _compressed_floats(mixer)
     biases = arch.output_bias * arch.hidden_size
+    if arch.is_convolved:
+        return biases
     if isinstance(mixer, AttentionSpec) and mixer.shared is not None:
         shared = mixer.shared
         mlp = shared.has_bias * (2 * shared.intermediate_size + arch.hidden_size)
@@ -414,7 +421,11 @@ def _attention_experts(arch: ModelArch) -> list[LinearShape]:
 def _mixture(arch: ModelArch, experts: ExpertsSpec, count: int) -> list[LinearShape]:
     size, chosen = arch.hidden_size, experts.routing.num_chosen
     router = (experts.num_candidates, 1) if experts.has_shared_gate else (experts.num_candidates,)
-    shapes = [LinearShape(parts=router, in_features=size, count=count, dtype="float32")]
+    rank = size if experts.router is None else experts.router.rank
+    shapes = [LinearShape(parts=router, in_features=rank, count=count, dtype="float32")]
+    if experts.router is not None:
+        shapes.append(LinearShape(parts=(rank,), in_features=size, count=count, dtype="float32"))
+        shapes.append(LinearShape(parts=(rank,), in_features=rank, count=2 * count, dtype="float32"))
     parts = 1 + experts.is_gated
     shapes += _experts(size, experts.size, parts, count * experts.num_experts, count * chosen)
     return shapes + (_experts(size, experts.shared_size, parts, count, count) if experts.shared_size else [])
@@ -440,6 +451,8 @@ def _expert_floats(arch: ModelArch, experts: ExpertsSpec) -> int:
     bias += experts.has_common_bias * arch.hidden_size
     bias += experts.has_choice_bias * experts.num_candidates
     bias += experts.has_token_table * arch.vocab_size * experts.routing.num_chosen
+    if experts.router is not None:  # biases, a norm, and factors of what the layer before read
+        bias += (4 + experts.router.reads_last) * experts.router.rank
     return bias + (experts.has_router_bias + experts.has_router_scale) * experts.num_experts
 
 
@@ -447,6 +460,7 @@ def _num_floats(arch: ModelArch) -> int:
     """Numbers of norms and biases, and of recurrent layers' vectors."""
     floats = sum(_mixer_floats(arch, mixer) for mixer in arch.mixers)
     floats += stream_floats(arch) + sphere_floats(arch)
+    floats += arch.scales.has_shifts * (2 + 8 * arch.num_layers) * arch.hidden_size
     for layer in arch.layers:
         floats += 0 if layer.mlp.experts is None else _expert_floats(arch, layer.mlp.experts)
         floats += 0 if layer.mlp.beside is None else _beside_floats(arch, layer.mlp.beside)

@@ -30,6 +30,7 @@ from quire.ops.cpu.elementwise import (
     pair_values,
     scale_add,
     scale_heads,
+    scale_shift,
     scale_tokens,
     soft_cap,
     subtract_heads,
@@ -41,6 +42,7 @@ from quire.ops.cpu.products.experts import mixture_of_experts
 from quire.ops.cpu.products.gemm import gated_linear, linear, linear_max
 from quire.ops.cpu.products.packing import pack_linear
 from quire.ops.cpu.products.quantized import pack_quantized, quantize_linear
+from quire.ops.cpu.recurrent.convolved_qkv import convolved_qkv
 from quire.ops.cpu.recurrent.gated_recurrence import gated_delta, lightning_attention, rg_lru
 from quire.ops.cpu.recurrent.states import allocate_states, mamba, mamba2, short_conv
 from quire.ops.cpu.runtime.graphs import Graphs
@@ -67,6 +69,7 @@ OPS: MappingProxyType[str, Callable[..., object]] = MappingProxyType(
         "gated_delta": gated_delta,
         "lightning_attention": lightning_attention,
         "rg_lru": rg_lru,
+        "convolved_qkv": convolved_qkv,
         "embedding": embedding,
         "scale_add": scale_add,
         "activate": activate,
@@ -81,6 +84,7 @@ OPS: MappingProxyType[str, Callable[..., object]] = MappingProxyType(
         "match_rms": match_rms,
         "mix_streams": mix_streams,
         "statistical_top_k": statistical_top_k,
+        "scale_shift": scale_shift,
         "scale_heads": scale_heads,
         "scale_tokens": scale_tokens,
         "soft_cap": soft_cap,

@@ -75,6 +75,11 @@ def join_columns(parts: Sequence[Tensor]) -> Tensor:
     return out
 
 
+def scale_shift(x: Tensor, weights: Tensor, residual: Tensor | None = None) -> None:
+    """See `Ops.scale_shift`."""
+    run_or_note(elementwise.scale_shift, x, weights, residual)
+
+
 def scale_heads(x: Tensor, weight: Tensor) -> None:
     """See `Ops.scale_heads`."""
     run_or_note(elementwise.scale_heads, x, weight)

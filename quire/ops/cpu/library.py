@@ -66,7 +66,7 @@ SIGNATURES: Final[dict[str, tuple[Any, ...]]] = {
     "qr_pack_blocks": (I32, PTR, PTR, PTR, F64, I32, I64, I64, PTR, I64, I64, I64),
     "qr_block_rows": (I32, PTR, I32, I32, PTR, I64, I64, I64, PTR, PTR, I64),
     "qr_route": (I32, *(PTR,) * 4, I64, I64, PTR),
-    "qr_mixture_of_experts": (I32, PTR, PTR, PTR, PTR, I32, PTR, I64, PTR, PTR, PTR),
+    "qr_mixture_of_experts": (I32, PTR, PTR, PTR, I32, PTR, I32, PTR, I64, PTR, PTR, PTR),
     "qr_rms_norm": (I32, PTR, I32, PTR, I32, PTR, PTR, I64, I64, F32),
     "qr_layer_norm": (I32, PTR, I32, PTR, I32, PTR, PTR, I64, I64, F32),
     "qr_cache_page": (I64, I32, I64, I64),

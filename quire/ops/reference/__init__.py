@@ -6,12 +6,13 @@ from collections.abc import Callable
 from types import MappingProxyType
 
 from quire.ops.compressed import compress, compressed_attention, rotate_last, select_entries, store_rows
-from quire.ops.elementwise import activate, clip, gate, scale_heads, scale_tokens
+from quire.ops.elementwise import activate, clip, gate, scale_heads, scale_shift, scale_tokens
 from quire.ops.graphs import Graphs
 from quire.ops.hyper import read_streams, sum_streams, write_streams
 from quire.ops.reference.attention import chunked_attention, paged_attention
 from quire.ops.reference.attention_experts import expert_outputs, expert_queries
 from quire.ops.reference.cache import allocate_kv_cache, copy_blocks, touch_blocks
+from quire.ops.reference.convolved_qkv import convolved_qkv
 from quire.ops.reference.elementwise import (
     bias_keys,
     gated_activation,
@@ -51,6 +52,7 @@ OPS: MappingProxyType[str, Callable[..., object]] = MappingProxyType(
         "gated_delta": gated_delta,
         "lightning_attention": lightning_attention,
         "rg_lru": rg_lru,
+        "convolved_qkv": convolved_qkv,
         "embedding": embedding,
         "scale_add": scale_add,
         "activate": activate,
@@ -65,6 +67,7 @@ OPS: MappingProxyType[str, Callable[..., object]] = MappingProxyType(
         "match_rms": match_rms,
         "mix_streams": mix_streams,
         "statistical_top_k": statistical_top_k,
+        "scale_shift": scale_shift,
         "scale_heads": scale_heads,
         "scale_tokens": scale_tokens,
         "soft_cap": soft_cap,

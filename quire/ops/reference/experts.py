@@ -93,9 +93,12 @@ def parts_of(logits: Tensor, weights: MixtureWeights, routing: Routing, given: T
 
     Shapes: logits [T, X], of experts and identities and, behind them, of the shared expert's gate.
     """
-    num_experts, num_candidates = len(weights.experts), len(weights.experts) + weights.num_identities
+    num_experts = len(weights.experts)
+    first_skip = num_experts + weights.num_identities
+    num_candidates = first_skip + weights.num_skips
     chosen, scales = route(logits[:, :num_candidates].contiguous(), routing, weights.choice_bias, given)
-    of_identities = _row_sums(scales.masked_fill(chosen < num_experts, 0.0)) if weights.num_identities else None
+    is_identity = (chosen >= num_experts) & (chosen < first_skip)
+    of_identities = _row_sums(scales.masked_fill(~is_identity, 0.0)) if weights.num_identities else None
     if weights.scales is not None:
         scales = scales * weights.scales[chosen]
     places = chosen.flatten().sort(stable=True).indices

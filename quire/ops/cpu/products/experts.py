@@ -65,6 +65,7 @@ def mixture_of_experts(
             out.data_ptr(),
             x.data_ptr(),
             None if routed is None else routed.data_ptr(),
+            DTYPES[(x if routed is None else routed).dtype],
             None if given is None else given.data_ptr(),
             DTYPES[x.dtype],
             None if residual is None else residual.data_ptr(),
@@ -122,7 +123,7 @@ def _write(weights: MixtureWeights) -> _Written:
     shared = () if weights.shared is None else (weights.shared,)
     experts = _words([value for expert in (*weights.experts, *shared) for value in _expert(expert)])
     num_experts, down = len(weights.experts), weights.experts[0].down
-    num_candidates = num_experts + weights.num_identities
+    num_candidates = num_experts + weights.num_identities + weights.num_skips
     mixture = _words(
         [
             *words_of(weights.router, weights.router_bias),
@@ -132,9 +133,11 @@ def _write(weights: MixtureWeights) -> _Written:
             num_experts,
             bool(shared),
             weights.router.out_features > num_candidates,
-            weights.router.in_features,
+            weights.experts[0].gate_up.in_features,
             down.out_features,
             weights.num_identities,
+            weights.num_skips,
+            weights.router.in_features,
         ]
     )
     return _Written(experts, mixture)
