@@ -181,28 +181,49 @@ def write_states(states: Tensor, pages: list[int], first: int, values: Tensor) -
     high[places] = values[:, low.shape[1] :]
 
 
+class Inputs:
+    """What tokens see of those before them: inputs of the step, and the last ones of those before, which states keep
+    from number `first` on, oldest first.
+    """
+
+    def __init__(self, x: Tensor, states: Tensor, step: Step, *, num_past: int, first: int = 0) -> None:
+        """Shapes: x [T, C] float32."""
+        channels = x.shape[1]
+        self._states, self._step, self._first, self._num_past = states, step, first, num_past
+        past = read_states(states, step.reads, first, num_past * channels).view(-1, channels)
+        self._rows = torch.cat((x, past))
+        self._starts = torch.tensor(step.starts)
+        self._seq = torch.repeat_interleave(torch.arange(len(step.counts)), torch.tensor(step.counts))
+        self._local = torch.arange(step.num_tokens) - self._starts[self._seq]
+
+    def behind(self, lag: int) -> Tensor:
+        """Those so many tokens before each token. Shapes: -> [T, C]."""
+        return self._rows[self._places(self._seq, self._local - lag)]
+
+    def keep(self) -> None:
+        """Write the last ones into the states."""
+        count = len(self._step.counts)
+        every = torch.arange(count).repeat_interleave(self._num_past)
+        last = (torch.tensor(self._step.counts).unsqueeze(1) + torch.arange(-self._num_past, 0)).flatten()
+        kept = self._rows[self._places(every, last)].view(count, -1)
+        write_states(self._states, self._step.writes, self._first, kept)
+
+    def _places(self, seq: Tensor, local: Tensor) -> Tensor:
+        """Where among the rows a token is that many behind a sequence's first of this step."""
+        before = self._step.num_tokens + seq * self._num_past + self._num_past + local
+        return torch.where(local >= 0, self._starts[seq] + local, before)
+
+
 def convolve(x: Tensor, weights: ConvWeights, states: Tensor, step: Step) -> Tensor:
     """The causal convolution; its last inputs go into the states. Shapes: x [T, C] -> [T, C]."""
     channels, width = weights.weight.shape
     num_past = width - 1
-    past = read_states(states, step.reads, 0, num_past * channels).view(-1, channels)
-    inputs = torch.cat((x, past))
-    seq = torch.repeat_interleave(torch.arange(len(step.counts)), torch.tensor(step.counts))
-    starts = torch.tensor(step.starts)
-    local = torch.arange(step.num_tokens) - starts[seq]
-
-    def row_of(seq: Tensor, local: Tensor) -> Tensor:
-        """Where among the inputs a token is that many behind a sequence's first of this step."""
-        before = step.num_tokens + seq * num_past + num_past + local
-        return torch.where(local >= 0, starts[seq] + local, before)
-
+    inputs = Inputs(x, states, step, num_past=num_past)
     out = torch.zeros(step.num_tokens, channels) if weights.bias is None else weights.bias.repeat(step.num_tokens, 1)
     for lag in range(num_past, -1, -1):
-        out += inputs[row_of(seq, local - lag)] * weights.weight[:, num_past - lag]
+        out += inputs.behind(lag) * weights.weight[:, num_past - lag]
     if num_past:
-        every = torch.arange(len(step.counts)).repeat_interleave(num_past)
-        last = (torch.tensor(step.counts).unsqueeze(1) + torch.arange(-num_past, 0)).flatten()
-        write_states(states, step.writes, 0, inputs[row_of(every, last)].view(len(step.counts), -1))
+        inputs.keep()
     return out
 
 

@@ -63,6 +63,15 @@ class SelectionOps(CompressedOps):
             ),
         )
 
+    def tokens_of_entries(self, selected: Tensor, positions: Tensor, *, rate: int) -> Tensor:
+        """The positions of the tokens of chosen entries, of `rate` tokens each, and of the tokens behind the last whole
+        entry that the token sees, itself the last of them; ascending, -1 behind the last.
+
+        Shapes: selected [T, C] int32, as `select_entries` gives it, positions [T] int64 ->
+        [T, C * rate + rate - 1] int32.
+        """
+        return cast("Tensor", self._table["tokens_of_entries"](selected, positions, rate=rate))
+
     def selected_attention(
         self,
         query: Tensor,
@@ -79,8 +88,8 @@ class SelectionOps(CompressedOps):
         A number n in `selected` stands for positions n * run .. (n + 1) * run - 1, as far as the token sees them; -1
         for none. Numbers ascend. Each token has at least one, and all that it sees where these are no more than N. So
         where they are all, the bits are those of `paged_attention`.
-        Shapes: query [T, H, D], kv_cache as allocated -> [T, H * D]. selected: [T, N] int32, where there is one kv head
-        and `run` is 1; or [T, K, N], where a run is whole blocks of the cache. sinks [H] float32, as there.
+        Shapes: query [T, H, D], kv_cache as allocated -> [T, H * D]. selected: [T, N] int32, the same for all kv heads,
+        where `run` is 1; or [T, K, N], where a run is whole blocks of the cache. sinks [H] float32, as there.
         """
         return cast(
             "Tensor",

@@ -92,7 +92,46 @@ def selected_attention(
     if selected.dim() == 3:
         given = partial(_attend_runs, metadata=metadata, scale=scale, run=run, sinks=sinks)
         run_or_note(given, out, query, kv_cache, selected)
-        return out
+    elif kv_cache.shape[2] > 1:
+        given = partial(_attend_heads, metadata=metadata, scale=scale, sinks=sinks)
+        run_or_note(given, out, query, kv_cache, selected)
+    else:
+        _attend_tokens(out, query, kv_cache, selected, metadata=metadata, scale=scale, sinks=sinks)
+    return out
+
+
+def _attend_heads(
+    out: Tensor,
+    query: Tensor,
+    kv_cache: Tensor,
+    selected: Tensor,
+    *,
+    metadata: AttentionMetadata,
+    scale: float,
+    sinks: Tensor | None,
+) -> None:
+    """To the same tokens for every KV head. Mutates: out."""
+    kv_heads = kv_cache.shape[2]
+    by_head = out.view(out.shape[0], kv_heads, -1)
+    for head, queries in enumerate(query.chunk(kv_heads, dim=1)):
+        part, own = out.new_empty(by_head.shape[0], by_head.shape[2]), kv_cache[:, :, head : head + 1]
+        of_head = None if sinks is None else sinks.chunk(kv_heads)[head]
+        _attend_tokens(part, queries.contiguous(), own, selected, metadata=metadata, scale=scale, sinks=of_head)
+        by_head[:, head] = part
+
+
+def _attend_tokens(
+    out: Tensor,
+    query: Tensor,
+    kv_cache: Tensor,
+    selected: Tensor,
+    *,
+    metadata: AttentionMetadata,
+    scale: float,
+    sinks: Tensor | None,
+) -> None:
+    """To those of one KV head. Mutates: out."""
+    _, heads, head_size = query.shape
     check(
         lib.qr_selected_attention(
             out.data_ptr(),
@@ -108,7 +147,6 @@ def selected_attention(
             None if sinks is None else sinks.data_ptr(),
         )
     )
-    return out
 
 
 def _attend_runs(
