@@ -98,11 +98,6 @@ bool is_cache(const void* cache, int32_t dtype, int64_t num_blocks, int64_t bloc
          page == qr_cache_page(dtype, block_size, head_size) && are_blocks(num_blocks, 1, page, block);
 }
 
-// Positions before the first -1.
-int32_t num_chosen(const int32_t* positions, int64_t most) {
-  return int32_t(std::find(positions, positions + most, -1) - positions);
-}
-
 }  // namespace
 
 extern "C" {
@@ -204,18 +199,13 @@ int32_t qr_selected_attention(void* out, const void* query, int32_t dtype, const
   return each_wave(steps, num_selected, together, [&](const Token* tokens, int64_t count) {
     const OwnPages own(together, own_pages, page * size);
     if (own.data == nullptr) return int32_t(QR_ENOMEM);
-    for (int64_t i = 0; i < count; ++i)
-      own.lengths[i] = num_chosen(selected + tokens[i].index * num_selected, num_selected);
-    if (std::any_of(own.lengths, own.lengths + count, [](int32_t length) { return length == 0; }))
-      return int32_t(QR_EINVAL);
+    for (int64_t i = 0; i < together; ++i) own.lengths[i] = int32_t(num_selected);
     std::atomic<bool> are_positions{true};
     const Gather gather{CacheLayout{cache_dtype, num_blocks, 1, block_size, head_size, page, block},
                         CacheLayout{cache_dtype, own.count, 1, block_size, head_size, page, page}, size};
     parallel_for(count * own_pages, [&](int64_t piece) {
       const Token& token = tokens[piece / own_pages];
-      const int64_t first = piece % own_pages * block_size;
-      const int64_t end = std::min(first + block_size, int64_t(own.lengths[piece / own_pages]));
-      if (first >= end) return;
+      const int64_t first = piece % own_pages * block_size, end = std::min(first + block_size, num_selected);
       const int32_t* positions = selected + token.index * num_selected;
       for (int64_t i = first; i < end; ++i)
         if (positions[i] < 0 || positions[i] > token.position) return are_positions.store(false);

@@ -363,9 +363,8 @@ QR_API int32_t qr_select_tokens(int32_t* selected, int64_t num_selected, const v
                                 int64_t block, int64_t head_size, const int32_t* query_start, const int32_t* seq_lens,
                                 int64_t sequences, const int32_t* block_tables, int64_t table_stride);
 
-/* out[tokens, heads, head_size], of dtype: attention of each token over the positions that were chosen for it, those
- * before the first -1, of which there must be one at least. A token that sees no more than num_selected attends to all
- * of them. sinks as in qr_paged_attention. */
+/* out[tokens, heads, head_size], of dtype: attention of each token over the positions that qr_select_tokens gave. sinks
+ * as in qr_paged_attention. */
 QR_API int32_t qr_selected_attention(void* out, const void* query, int32_t dtype, const void* cache,
                                      int32_t cache_dtype, int64_t num_blocks, int64_t block_size, int64_t page,
                                      int64_t block, const int32_t* query_start, const int32_t* seq_lens,

@@ -159,23 +159,12 @@ TEST(chosen_tokens_are_the_same_in_any_company) {
   }
 }
 
-TEST(a_list_that_ends_early_is_that_of_so_many) {
-  for (const Kinds& kinds : kKinds) {
-    const Context own(kinds.dtype, kinds.cache_dtype, 30, 16);
-    const std::vector<int32_t> five = own.select(29, 30, 5);
-    std::vector<int32_t> eight(five);
-    eight.resize(8, -1);
-    const std::vector<char> wanted = own.attend(29, 30, five), got = own.attend(29, 30, eight);
-    CHECK(wanted == got, "cache %d", kinds.cache_dtype);
-  }
-}
-
 TEST(positions_that_a_token_does_not_see_are_refused) {
   const Context own(QR_FLOAT32, QR_FLOAT32, 30, 16);
   std::vector<int32_t> selected = own.select(29, 30, 8);
-  for (auto [place, wrong] : {std::pair<size_t, int32_t>{3, 30}, {3, -2}, {3, INT32_MAX}, {0, -1}}) {
+  for (int32_t wrong : {30, -1, INT32_MAX}) {
     std::vector<int32_t> other = selected;
-    other[place] = wrong;
+    other[3] = wrong;
     std::vector<float> out(kHeads * kHead, 7.0f);
     const int32_t starts[] = {0, 1}, lengths[] = {30};
     CHECK(qr_selected_attention(out.data(), own.query.data(), QR_FLOAT32, own.cache, QR_FLOAT32, own.num_blocks, 16,

@@ -11,7 +11,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import TypeVar
 
 from quire.utils.math import cdiv, round_up
@@ -21,6 +21,8 @@ MAX_PADDING = 0.1
 """Groups may have so many layers that at most this share of the pages' bytes, beyond what layers use, is unused."""
 TYPICAL_CONTEXT = 1 << 15
 """Tokens of the sequence by which padding is measured where blocks differ: layers with a window keep fewer."""
+PART_MULTIPLE = 128
+"""Bytes of which parts of pages are a multiple, so that each half begins at a cache line."""
 PAGES_PER_STATE = 2
 """That a sequence holds in each group of recurrent layers: one to read and one to write."""
 
@@ -337,27 +339,34 @@ def _kept_alike(specs: Sequence[KVCacheSpec]) -> list[list[int]]:
 
 
 def _layout_beside_states(specs: Sequence[KVCacheSpec]) -> KVLayout:
-    """Of keys of indexers beside states. Pages have parts, all as large as the largest block; where blocks are smaller,
-    several lie in one part.
+    """Of keys of indexers beside states. Pages have parts of one size: a state has one for itself, and blocks share one
+    as far as they fit, best those of keys and values with those of the same layer's indexer.
     """
-    part_bytes = max(spec.page.num_bytes for spec in specs)
-    parts_of_kinds = []
-    for layers in _kept_alike(specs):
-        largest_first = sorted(layers, key=lambda layer: -specs[layer].page.num_bytes)
-        filled = _filled([specs[layer].page.num_bytes for layer in largest_first], part_bytes)
-        parts_of_kinds.append([[largest_first[place] for place in part] for part in filled])
-
-    def layout_of(num_parts: int) -> KVLayout:
-        groups = [
-            _group_of_parts(specs, parts[first : first + num_parts])
-            for parts in parts_of_kinds
-            for first in range(0, len(parts), num_parts)
-        ]
-        return KVLayout(groups=_in_order(groups), part_bytes=part_bytes)
-
-    layouts = [layout_of(count) for count in range(1, 1 + max(map(len, parts_of_kinds)))]
+    kinds, sizes = _kept_alike(specs), [spec.page.num_bytes for spec in specs]
+    pairs = {sizes[one] + sizes[other] for layers in kinds for one, other in pairwise(layers)}
+    layouts = [
+        _layout_of_parts(specs, kinds, round_up(part_bytes, PART_MULTIPLE), num_parts)
+        for part_bytes in sorted({max(sizes)} | {size for size in pairs if size > max(sizes)})
+        for num_parts in range(1, 1 + max(map(len, kinds)))
+    ]
     fitting = [layout for layout in layouts if layout.padding <= MAX_PADDING]
-    return fitting[-1] if fitting else min(layouts, key=lambda layout: layout.padding)
+    if fitting:
+        return min(fitting, key=lambda layout: (len(layout.groups), layout.padding))
+    return min(layouts, key=lambda layout: layout.padding)
+
+
+def _layout_of_parts(
+    specs: Sequence[KVCacheSpec], kinds: Sequence[Sequence[int]], part_bytes: int, num_parts: int
+) -> KVLayout:
+    groups = []
+    for layers in kinds:
+        has_state = isinstance(specs[layers[0]], StateSpec)
+        sizes = [part_bytes if has_state else specs[layer].page.num_bytes for layer in layers]
+        parts = [[layers[place] for place in part] for part in _filled(sizes, part_bytes)]
+        groups += [
+            _group_of_parts(specs, parts[first : first + num_parts]) for first in range(0, len(parts), num_parts)
+        ]
+    return KVLayout(groups=_in_order(groups), part_bytes=part_bytes)
 
 
 def _group_of_parts(specs: Sequence[KVCacheSpec], parts: Sequence[Sequence[int]]) -> KVGroup:

@@ -180,7 +180,7 @@ class MeanSparseAttention(GatedAttention):
         at = self.attention
         query, selected = at.write(self._qkv(hidden), ctx), self.indexer.select(hidden, ctx)
         kv_cache, metadata = ctx.kv_caches[at.index], at.group(ctx).attention
-        return self.ops.selected_attention(query, kv_cache, metadata, selected, scale=at.scale)
+        return self.ops.selected_attention(query, kv_cache, metadata, selected, scale=at.scale, ends_early=True)
 
 
 class DifferentialAttention(SelfAttention):

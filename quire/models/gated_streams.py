@@ -63,10 +63,12 @@ class GatedStreamsLayer:
         self.mlp_streams = GatedStreams(arch, ctx.child("mlp_hyper_connection"))
         self.mlp = mlp_of(arch, ctx, index)
 
-    def mix(self, streams: Tensor, token_ids: Tensor, ctx: ForwardContext) -> Tensor:
-        """The half with the mixer. Shapes: streams [T, S * E], token_ids [T] -> [T, S * E]. Mutates: the caches."""
-        if self.ngrams is not None:
-            streams = self.ngrams(streams, token_ids, ctx)
+    def embed(self, streams: Tensor, token_ids: Tensor, ctx: ForwardContext) -> Tensor:
+        """Add n-grams. Shapes: streams [T, S * E], token_ids [T] -> [T, S * E]. Mutates: the layer's states."""
+        return streams if self.ngrams is None else self.ngrams(streams, token_ids, ctx)
+
+    def mix(self, streams: Tensor, ctx: ForwardContext) -> Tensor:
+        """The half with the mixer. Shapes: streams [T, S * E] -> [T, S * E]. Mutates: the layer's caches."""
         read, shares = self.mixer_streams.read(streams)
         return self.ops.write_streams(streams, self.mixer(read, ctx), shares)
 
@@ -92,7 +94,8 @@ class GatedStreamsForCausalLM(DecoderForCausalLM):
         """See `interfaces.Model`."""
         streams = self.ops.join_columns([self.embed_tokens(token_ids)] * self.num_streams)
         for layer in self.stream_layers:
-            streams = layer.mix(streams, token_ids, ctx)
+            streams = layer.embed(streams, token_ids, ctx)
+            streams = layer.mix(streams, ctx)
             streams = layer.feed(streams)
         return self.last_streams.read_last(streams)
 

@@ -24,7 +24,7 @@ SPLIT = 128
 TILE = 16
 """Query heads are rounded up to a multiple of so many."""
 ROWS_AT_A_TIME = 32
-"""Tokens that are rotated at a time."""
+"""Tokens that are rotated, or of which chosen entries are listed, at a time."""
 SCORED_AT_A_TIME = 8
 """Tokens for which keys of entries are gathered once."""
 WAVE_BYTES = 8 << 20
@@ -171,6 +171,11 @@ def row_sums(x: Tensor) -> Tensor:
 @one_thread()
 def fill_tokens(out: Tensor, selected: Tensor, positions: Tensor, *, rate: int) -> None:
     """`Ops.tokens_of_entries`. Mutates: out [T, N]."""
+    for rows in (slice(begin, begin + ROWS_AT_A_TIME) for begin in range(0, out.shape[0], ROWS_AT_A_TIME)):
+        _fill_tokens(out[rows], selected[rows], positions[rows], rate)
+
+
+def _fill_tokens(out: Tensor, selected: Tensor, positions: Tensor, rate: int) -> None:
     tokens = (selected.unsqueeze(2) * rate + torch.arange(rate, dtype=torch.int32)).flatten(1)
     is_chosen = selected >= 0
     out[:, : tokens.shape[1]] = tokens.masked_fill_(~is_chosen.repeat_interleave(rate, dim=1), -1)

@@ -82,16 +82,20 @@ class SelectionOps(CompressedOps):
         scale: float,
         run: int = 1,
         sinks: Tensor | None = None,
+        ends_early: bool = False,
     ) -> Tensor:
         """`paged_attention` over the positions that were chosen for each token and kv head, as if there were no others.
 
         A number n in `selected` stands for positions n * run .. (n + 1) * run - 1, as far as the token sees them; -1
-        for none. Numbers ascend. Each token has at least one, and all that it sees where these are no more than N. So
+        for none. Numbers ascend. Each token has at least one, and all that it sees where these are no more than N; other
+        tokens have N, or some of them fewer where `ends_early`. So
         where they are all, the bits are those of `paged_attention`.
         Shapes: query [T, H, D], kv_cache as allocated -> [T, H * D]. selected: [T, N] int32, the same for all kv heads,
         where `run` is 1; or [T, K, N], where a run is whole blocks of the cache. sinks [H] float32, as there.
         """
         return cast(
             "Tensor",
-            self._table["selected_attention"](query, kv_cache, metadata, selected, scale=scale, run=run, sinks=sinks),
+            self._table["selected_attention"](
+                query, kv_cache, metadata, selected, scale=scale, run=run, sinks=sinks, ends_early=ends_early
+            ),
         )

@@ -94,14 +94,15 @@ def test_the_cache_keeps_means_in_pages_that_states_share() -> None:
     layout = arch.kv_layout(16, "bfloat16", ops="cpu")
     assert layout.block_size % 32 == 0
     kinds = [type(group.spec) for group in layout.groups]
-    assert (kinds.count(FullAttentionSpec), kinds.count(SlidingWindowSpec), kinds.count(StateSpec)) == (1, 1, 3)
-    assert [len(group.layers) for group in layout.groups[:2]] == [20, 10]
-    assert layout.num_parts == 11, "ten layers of keys and values, and all means"
+    assert kinds == [FullAttentionSpec, SlidingWindowSpec, *[StateSpec] * 4]
+    assert [len(group.layers) for group in layout.groups] == [20, 10, 10, 10, 10, 1]
+    assert layout.num_parts == 10, "each has keys and values of a layer beside its means, or a state"
     assert layout.padding < 0.1
-    places = layout.place_of_layer
-    taken = sorted((places[layer].part, places[layer].first_byte) for layer in layout.groups[0].layers)
-    assert len({*taken}) == 20, "no two layers of a group lie in one place"
-    assert {part for part, first in taken if first} == {10}
+    for group in layout.groups:
+        taken = [(place.part, place.first_byte) for place in (layout.place_of_layer[layer] for layer in group.layers)]
+        assert len({*taken}) == len(taken), "no two layers of a group lie in one place"
+        halves = zip(taken, (size // 2 for size in group.page_sizes), strict=True)
+        assert all(first + size <= layout.block_bytes // 20 for (_, first), size in halves)
 
 
 def test_attention_reads_the_chosen_and_the_indexer_every_mean() -> None:
@@ -123,7 +124,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "ngrams beside attention": ({"ple_layer_ids": [4]}, "ple_layer_ids.*linear_attention"),
     "ngrams behind the last layer": ({"ple_layer_ids": [5]}, "ple_layer_ids.*from 1 to 4"),
     "ngrams of one token": ({"ngram_size": 1}, "ngram_size is 1"),
-    "no end of text": ({"eos_token_id": None}, "eos_token_id is missing"),
+    "no end of text": ({"eos_token_id": None}, ": eos_token_id is missing"),
     "heads of no equal size": ({"ple_embed_dim": 100}, "ple_embed_dim is 100.*16 heads"),
     "no seed": ({"seed": 1.5}, "seed is 1.5"),
     "rows beyond reason": ({"ngram_vocab_size_base": 1 << 40}, "ngram_vocab_size_base"),

@@ -80,10 +80,10 @@ def _is_whole(value: object) -> bool:
 
 def _end_id(keys: ConfigKeys) -> int:
     """The first end of text, that of the language model where a whole model has others."""
-    name, value = keys.find(("text_eos_token_id", "eos_token_id"))
+    _, value = keys.find(("text_eos_token_id", "eos_token_id"))
     first = value[0] if isinstance(value, list) and value else value
     if not isinstance(first, int) or isinstance(first, bool) or not 0 <= first < keys.count("vocab_size", most=MAX_IDS):
-        keys.refuse(name, value, "must be a token id where layers embed n-grams, which end there")
+        keys.refuse("eos_token_id", value, "must be a token id where layers embed n-grams, which end there")
     return first
 
 

@@ -34,9 +34,9 @@ def gated_stream_step(
         feed(layout, arch, layer.mlp)
         _write(layout, spec, size, "out")
     _normed(layout, "stream normed", spec.count, size)
-    _open(layout, spec, size, "hidden")
-    layout.free("stream normed")
-    layout.free("streams")
+    layout.place("hidden", 0)
+    _open(layout, spec, size, "normed")
+    layout.free("stream normed", "streams")
 
 
 def _read(layout: StepLayout, spec: GatedStreamsSpec, size: int) -> None:

@@ -56,6 +56,7 @@ def selected_attention(
     scale: float,
     run: int = 1,
     sinks: Tensor | None = None,
+    ends_early: bool = False,
 ) -> Tensor:
     """See `Ops.selected_attention`."""
     out = query.new_empty(query.shape[0], query.shape[1] * query.shape[2])

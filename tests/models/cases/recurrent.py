@@ -324,7 +324,7 @@ RECURRENT: dict[str, tuple[str, dict[str, Any]]] = {
             "num_hidden_layers": 2,
             "layer_types": ["linear_attention"] * 2,
             "ple_layer_ids": [1, 2],
-            "ple_conv_kernel_size": 1,
+            "ple_conv_kernel_size": 3,
             "ngram_size": 2,
             "heads_per_ngram": 4,
             "split_ngram_parts": 1,
