@@ -145,8 +145,8 @@ class LayerContext:
 
     def joined_table(self, names: Sequence[str], shape: tuple[int, int]) -> Tensor:
         """A copy of a table whose rows the checkpoint has in several tensors, each of which is let go once copied."""
-        headers = [self.header(name) for name in names]
-        sizes = [shape[0] if len(names) == 1 or not header or not header.shape else header.shape[0] for header in headers]
+        stored = [header.shape for header in map(self.header, names) if header is not None]
+        sizes = [rows for rows, *_ in stored] if len(names) > 1 else [shape[0]]
         if sum(sizes) != shape[0]:
             raise CheckpointError(
                 f"{self._full(names[0])} and those that follow have {sum(sizes)} rows, but config.json asks for "

@@ -67,7 +67,10 @@ class NGrams:
 
 
 def _hashes(spec: NGramSpec, ctx: LayerContext) -> NGramHashes:
-    """As the checkpoint has them, or else as config.json says. Raises: CheckpointError for rows that the table lacks."""
+    """As the checkpoint has them, or else as config.json says.
+
+    Raises: CheckpointError for rows that the table lacks.
+    """
     firsts = tuple(accumulate(spec.head_rows, initial=0))[:-1]
     multipliers, rows, begins = (
         ctx.integers(name, (len(numbers),), dtype=torch.int64)

@@ -334,9 +334,7 @@ def _attend(query: Tensor, context: Tensor, is_seen: Tensor, sinks: Tensor, scal
     return (values / total.unsqueeze(2))[:, :heads]
 
 
-def select_entries(
-    query: Tensor, weights: Tensor | None, entries: RowCache, *, rate: int, num_selected: int
-) -> Tensor:
+def select_entries(query: Tensor, weights: Tensor | None, entries: RowCache, *, rate: int, num_selected: int) -> Tensor:
     """See `Ops.select_entries`."""
     weights = torch.ones(query.shape[:2]) if weights is None else weights
     selected = torch.empty(query.shape[0], num_selected, dtype=torch.int32)

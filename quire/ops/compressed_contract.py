@@ -57,7 +57,8 @@ class CompressedOps(GatedStreamOps):
 
         A token at position p sees entries 0 .. (p + 1) // rate - 1. Where these are no more than `num_selected` it
         attends to all, otherwise to those of the highest scores, as in `select_tokens`: the last I features of an
-        entry are the key; without weights all are 1. Shapes: query [T, H, I], weights [T, H] float32 -> [T, num_selected] int32.
+        entry are the key; without weights all are 1.
+        Shapes: query [T, H, I], weights [T, H] float32 -> [T, num_selected] int32.
         """
         return cast(
             "Tensor",

@@ -87,9 +87,8 @@ class SelectionOps(CompressedOps):
         """`paged_attention` over the positions that were chosen for each token and kv head, as if there were no others.
 
         A number n in `selected` stands for positions n * run .. (n + 1) * run - 1, as far as the token sees them; -1
-        for none. Numbers ascend. Each token has at least one, and all that it sees where these are no more than N; other
-        tokens have N, or some of them fewer where `ends_early`. So
-        where they are all, the bits are those of `paged_attention`.
+        for none. Numbers ascend. Each token has at least one, and all that it sees where these are no more than N; so
+        where they are all, the bits are those of `paged_attention`. Other tokens have N, or fewer where `ends_early`.
         Shapes: query [T, H, D], kv_cache as allocated -> [T, H * D]. selected: [T, N] int32, the same for all kv heads,
         where `run` is 1; or [T, K, N], where a run is whole blocks of the cache. sinks [H] float32, as there.
         """

@@ -153,7 +153,11 @@ def test_blocks_of_different_bytes_do_not_meet_within_a_page(sizes: list[tuple[i
 def test_rows_of_indexers_share_parts_of_pages_with_keys_beside_states() -> None:
     page = PageSpec(num_kv_heads=2, head_size=16, dtype="float32", block_size=16)
     rows = [replace(page, num_kv_heads=1, head_size=8, rate=rate) for rate in (1, 4)]
-    attention = [FullAttentionSpec(page=page), SlidingWindowSpec(page=rows[0], window=4), FullAttentionSpec(page=rows[1])]
+    attention = [
+        FullAttentionSpec(page=page),
+        SlidingWindowSpec(page=rows[0], window=4),
+        FullAttentionSpec(page=rows[1]),
+    ]
     state = StateSpec(page=StatePage(num_elements=900, num_bytes=page.num_bytes, block_size=16))
     layout = kv_layout([state, *attention, state, state, *attention, state])
     assert [len(group.layers) for group in layout.groups] == [4, 2, 2, 2]

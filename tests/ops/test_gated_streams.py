@@ -46,7 +46,9 @@ def test_shares_of_streams_are_twice_a_sigmoid(implementation: str, count: int) 
 @each_implementation
 @each_dtype
 def test_values_are_gated_by_roots_of_products(implementation: str, dtype: torch.dtype) -> None:
-    keys, queries, values = (rand(45, 3 * 21, seed=n, dtype=dtype)[:, : 63 if n else 21].contiguous() for n in (1, 2, 0))
+    keys, queries, values = (
+        rand(45, 3 * 21, seed=n, dtype=dtype)[:, : 63 if n else 21].contiguous() for n in (1, 2, 0)
+    )
     queries[7] = 0.0
 
     def gated(rows: slice) -> Tensor:
@@ -171,9 +173,7 @@ def test_tokens_of_entries_are_those_of_whole_ones_and_the_rest(implementation: 
 def test_all_heads_attend_to_the_same_tokens(implementation: str) -> None:
     """Of a cache with several KV heads; lists may end early."""
     table, length, size = ops(implementation), 70, 16
-    cache = table["allocate_kv_cache"](
-        num_blocks=6, block_size=16, num_kv_heads=2, head_size=size, dtype=torch.float32
-    )
+    cache = table["allocate_kv_cache"](num_blocks=6, block_size=16, num_kv_heads=2, head_size=size, dtype=torch.float32)
     from quire.ops.operands import RopeAndCacheSpec
 
     spec = RopeAndCacheSpec(num_heads=6, num_kv_heads=2, head_size=size, rotary_dim=0)

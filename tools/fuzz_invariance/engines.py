@@ -63,7 +63,10 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "quantised to codes": ("llama", {"format": "ct-nvfp4"}),
     "compressed": ("deepseek_v4", {"num_hidden_layers": 3, "layer_types": COMPRESSED_LAYERS, "mlp_layer_types": None}),
     "chosen blocks": ("minimax_m3_vl_text", {"mlp_layer_types": ["dense"] * 4, "dense_intermediate_size": 32}),
-    "means and n-grams": ("qwen4_exp_text", {"num_hidden_layers": 2, "full_attention_interval": 2, "ple_layer_ids": [1]}),
+    "means and n-grams": (
+        "qwen4_exp_text",
+        {"num_hidden_layers": 2, "full_attention_interval": 2, "ple_layer_ids": [1]},
+    ),
 }
 """name -> family and overrides for `make_checkpoint`, or the format of a quantised checkpoint. Their KV groups: one,
 one, one, two, four, one; of those with recurrent layers one, and four where there is attention, too, else one; of the

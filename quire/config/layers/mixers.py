@@ -136,8 +136,8 @@ class BlockIndexerSpec:
 class MeanIndexerSpec:
     """Chooses blocks of tokens by the means of their keys, for all query heads alike (Qwen4-Exp).
 
-    A block's score is the sum over the indexer's heads of max(query . key, 0). The cache keeps the keys of whole blocks,
-    and those of the last tokens, of which the next one is made.
+    A block's score is the sum over the indexer's heads of max(query . key, 0). The cache keeps the keys of whole
+    blocks, and those of the last tokens, of which the next one is made.
     """
 
     num_heads: int
@@ -221,7 +221,7 @@ class AttentionSpec(Mixer):
 
     @property
     def num_caches(self) -> int:
-        """Keys and values, and keys of the indexer where there is one: of tokens, or of the last tokens and of blocks."""
+        """Keys and values; and keys of an indexer: of all tokens, or of the last ones and of blocks."""
         return 1 + (self.blocks is not None) + 2 * (self.means is not None)
 
 

@@ -100,8 +100,8 @@ class HyperSpec:
 class GatedStreamsSpec:
     """Streams of which every half of a layer reads a mean that gates of each feature weigh (Qwen4-Exp).
 
-    The gates are a product of low rank of all streams behind a norm; numbers of each token say how much of what the half
-    gives is added to each stream. `models/gated_streams.py` computes it.
+    The gates are a product of low rank of all streams behind a norm; numbers of each token say how much of what the
+    half gives is added to each stream. `models/gated_streams.py` computes it.
     """
 
     count: int

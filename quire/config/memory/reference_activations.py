@@ -41,7 +41,7 @@ def reference_activation_bytes(arch: ModelArch, item: int) -> int:
         mlp += item * size
     if has_shortcuts(arch):
         beside += item * 2 * size
-    if arch.gated_streams is not None or arch.streams is not None or arch.hyper is not None or arch.layer_embeddings is not None:
+    if any((arch.gated_streams, arch.streams, arch.hyper, arch.layer_embeddings)):
         mlp += beside
     return max(beside + max(attention, recurrent, latent), mlp)
 

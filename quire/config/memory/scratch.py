@@ -204,7 +204,7 @@ def mean_indexers(arch: ModelArch) -> set[MeanIndexerSpec]:
 
 
 def _mean_bytes(spec: MeanIndexerSpec, num_tokens: int, max_model_len: int) -> int:
-    """Keys of the tokens of some entries; scores of a token's entries; numbers of tokens that some choose, a few times."""
+    """Keys of the tokens of some entries; scores of a token's entries; positions that are chosen, a few times."""
     entries = max_model_len // spec.rate
     of_entry = 12 * FLOAT * spec.rate * spec.head_size
     made = _at_a_time(of_entry, cdiv(num_tokens, spec.rate) + 1)

@@ -184,8 +184,7 @@ def _num_twice(arch: ModelArch) -> int:
 
 
 def _num_zeros(arch: ModelArch) -> int:
-    """Numbers that fill up the weights of values narrower than keys, and that give gates of zero to indexers of means.
-    """
+    """Numbers that fill up the weights of values narrower than keys, and that give gates of zero to indexers of means."""
     of_key = arch.hidden_size + arch.attention_bias
     read = sum(own.num_unused * own.num_kv_heads * of_key for own in (mixer.heads for mixer in arch.plain_attentions))
     given = sum(own.num_unused * own.num_heads for own in (mixer.cached for mixer in arch.plain_attentions))
@@ -268,8 +267,8 @@ def _attention(arch: ModelArch, mixer: MixerSpec) -> Counter[Shape]:
         index = mixer.blocks
         more += [((index.num_heads * index.head_size,), arch.hidden_size), ((index.head_size,), arch.hidden_size)]
     if mixer.means is not None:
-        index = mixer.means
-        more += [((index.num_heads * index.head_size,), arch.hidden_size), ((index.head_size,) * 2, arch.hidden_size)]
+        count, size = mixer.means.num_heads, mixer.means.head_size
+        more += [((count * size,), arch.hidden_size), ((size, size), arch.hidden_size)]
     return Counter([_qkv(arch, own), _output(arch, own), *more])
 
 

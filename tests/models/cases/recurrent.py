@@ -328,6 +328,7 @@ RECURRENT: dict[str, tuple[str, dict[str, Any]]] = {
             "ngram_size": 2,
             "heads_per_ngram": 4,
             "split_ngram_parts": 1,
+            "use_cache": False,  # transformers' cache takes no model without attention
             **{f"indexer_{name}": None for name in ("n_heads", "kv_heads", "head_dim", "budget", "compress_ratio")},
         },
     ),

@@ -81,9 +81,7 @@ def tokens_of_entries(selected: Tensor, positions: Tensor, *, rate: int) -> Tens
     return out
 
 
-def select_entries(
-    query: Tensor, weights: Tensor | None, entries: RowCache, *, rate: int, num_selected: int
-) -> Tensor:
+def select_entries(query: Tensor, weights: Tensor | None, entries: RowCache, *, rate: int, num_selected: int) -> Tensor:
     """See `Ops.select_entries`."""
     tokens, heads, size = query.shape
     if weights is None:

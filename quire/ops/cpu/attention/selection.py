@@ -122,7 +122,7 @@ def _attend_lists(
     owner, positions = owners(metadata)
     counts = (selected >= 0).sum(dim=1)
     lengths = counts.masked_fill(counts > positions, most)  # those that attend to all that they see
-    for length in lengths.unique().tolist():
+    for length in sorted({*lengths.tolist()}):
         tokens = (lengths == length).nonzero().flatten()
         alone = AttentionMetadata(
             query_start=torch.arange(len(tokens) + 1, dtype=torch.int32),
