@@ -66,7 +66,7 @@ class Sequences:
     def __init__(self, implementation: str, num_elements: int) -> None:
         self.states = ops(implementation)["allocate_states"](num_blocks=9, num_bytes=8 * (-(-num_elements // 2) + 1))
         self.states.fill_(float("nan"))
-        self.pages = {row: -1 for row in range(len(LENGTHS))}
+        self.pages = dict.fromkeys(range(len(LENGTHS)), -1)
         self.free = list(range(9))
 
     def step(self, rows: list[tuple[int, int]]) -> StateMetadata:

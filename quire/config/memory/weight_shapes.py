@@ -184,7 +184,7 @@ def _num_twice(arch: ModelArch) -> int:
 
 
 def _num_zeros(arch: ModelArch) -> int:
-    """Numbers that fill up the weights of values narrower than keys, and that give gates of zero to indexers of means."""
+    """Numbers that fill up the weights of values narrower than keys, and that give indexers of means gates of zero."""
     of_key = arch.hidden_size + arch.attention_bias
     read = sum(own.num_unused * own.num_kv_heads * of_key for own in (mixer.heads for mixer in arch.plain_attentions))
     given = sum(own.num_unused * own.num_heads for own in (mixer.cached for mixer in arch.plain_attentions))

@@ -13,8 +13,8 @@ from quire.ops.compressed import (
     store_rows,
     tokens_of_entries,
 )
-from quire.ops.gated_streams import dilated_conv, gate_values, ngram_rows, open_streams, stream_shares
 from quire.ops.elementwise import activate, clip, gate, scale_heads, scale_tokens
+from quire.ops.gated_streams import dilated_conv, gate_values, ngram_rows, open_streams, stream_shares
 from quire.ops.graphs import Graphs
 from quire.ops.hyper import read_streams, sum_streams, write_streams
 from quire.ops.reference.attention import chunked_attention, paged_attention
