@@ -21,7 +21,7 @@ from quire.config.layers.layer_kinds import Heads, LayerKind
 from quire.config.layers.mixers import AttentionSpec, CompressedAttentionSpec, LatentAttentionSpec, PositionScale
 from quire.config.layers.recurrent_mixers import ConvolvedQkvSpec, RecurrentSpec, parts_of
 from quire.config.layers.rope import RopeConfig, attention_factor, read_ropes
-from quire.config.layers.streams import HyperSpec, LayerEmbeddingsSpec, SphereSpec, StreamsSpec
+from quire.config.layers.streams import GatedStreamsSpec, HyperSpec, LayerEmbeddingsSpec, SphereSpec, StreamsSpec
 from quire.config.memory.stored_weights import THROUGH_TRANSFORMERS, StoredWeights
 from quire.config.quantized.config import StoredQuantization, read_quantization
 from quire.config.quantized.stored import StoredFormat
@@ -52,8 +52,8 @@ class LayerSpec:
     """What may differ from layer to layer."""
 
     mixers: tuple[MixerSpec, ...]
-    """What its tokens learn of those before them by: the sum of what these give is added to the residual. None in a
-    layer that is nothing but its MLP."""
+    """What its tokens learn of those before them by: the sum of what these give is added to the residual, but for that
+    of n-grams, which stands before the others. None in a layer that is nothing but its MLP."""
     mlp: MlpSpec
     has_input_norm: bool = True
     """Whether there is a norm before its mixers, if the model has one there."""
@@ -108,6 +108,8 @@ class ModelArch:
     """Of a model whose tokens have several hidden states, which take turns."""
     hyper: HyperSpec | None
     """Of a model whose tokens have several hidden states, which layers read and write together."""
+    gated_streams: GatedStreamsSpec | None
+    """Of a model whose tokens have several hidden states, which layers read through gates."""
     sphere: SphereSpec | None
     """Of a model whose hidden states have length 1. Each pass through a layer counts as one."""
     layer_embeddings: LayerEmbeddingsSpec | None
@@ -158,6 +160,7 @@ class ModelArch:
             scales=family.scales(keys),
             streams=family.streams(keys),
             hyper=family.hyper(keys),
+            gated_streams=family.gated_streams(keys),
             sphere=family.sphere(keys),
             layer_embeddings=family.layer_embeddings(keys),
             image_layers=family.image_layers(keys),
@@ -316,16 +319,18 @@ def _page_for(arch: ModelArch, block_size: int, dtype: str, slot_multiple: int, 
 
 
 def _whole_entries(arch: ModelArch, block_size: int, dtype: str) -> int:
-    """Tokens of a block that has whole entries of every compressor; as given where there are none.
+    """Tokens of a block that has whole entries of every compressor or indexer; as given where there are none.
 
     Raises: ConfigError for a cache of 8 bits, which has no room for such rows.
     """
     specs = [mixer.compressor for mixer in arch.mixers if isinstance(mixer, CompressedAttentionSpec)]
-    has_blocks = any(mixer.blocks for mixer in arch.plain_attentions)
+    rates = [spec.rate for spec in specs if spec is not None]
+    rates += [mixer.means.rate for mixer in arch.plain_attentions if mixer.means]
+    has_blocks = any(mixer.blocks or mixer.means for mixer in arch.plain_attentions)
     if (specs or has_blocks) and dtype in SCALED_DTYPES:
         what = "what compressed attention keeps" if specs else "the keys of indexers"
         raise ConfigError(f"{arch.source}: a KV cache of {dtype} has no room for {what}. Leave kv_cache_dtype out.")
-    return round_up(block_size, math.lcm(*(spec.rate for spec in specs if spec is not None)))
+    return round_up(block_size, math.lcm(*rates))
 
 
 def _check_chunks(arch: ModelArch, block_size: int) -> None:
@@ -371,6 +376,8 @@ def _sizes(keys: ConfigKeys, family: FamilySpec) -> dict[str, Any]:
     attends = family.attends(keys, recurrent)
     heads = _heads(keys, hidden_size) if any(attends) else Heads(num_heads=0, num_kv_heads=0, head_size=0)
     mixers = _mixers(keys, family, recurrent, attends, heads, max_position)
+    ngrams = family.ngrams(keys, recurrent)
+    mixers = [each if own is None else (own, *each) for own, each in zip(ngrams, mixers, strict=True)]
     intermediate_size = keys.count("intermediate_size", default=4 * hidden_size)
     mlps = family.mlp(keys, num_layers, intermediate_size)
     layers = [LayerSpec(mixers=each, mlp=mlp) for each, mlp in zip(mixers, mlps, strict=True)]
@@ -483,6 +490,7 @@ def _attentions(
     position_scale, shared = family.position_scale(keys), family.shared(keys, num_layers)
     differences = family.differences(keys, num_layers)
     blocks = family.blocks(keys, num_layers, heads, ropes.get(LayerKind.FULL))
+    means = family.means(keys, num_layers, heads, ropes.get(LayerKind.FULL))
     return [
         AttentionSpec(
             heads=of_kind[kind],
@@ -497,6 +505,7 @@ def _attentions(
             experts=family.attention_experts(keys),
             shared=shared[index],
             blocks=blocks[index],
+            means=means[index],
             difference=differences[index],
             biases_keys=is_set(keys, family.biases_keys),
             reads=reads[index],

@@ -32,13 +32,15 @@ from quire.config.layers.mixers import (
     Factors,
     LatentLayersRule,
     LatentRule,
+    MeanRule,
     PositionScale,
     SharedBlock,
     latent_alike,
 )
+from quire.config.layers.ngrams import NGramRule, no_ngrams
 from quire.config.layers.recurrent import AttentionRule, RecurrentRule, no_recurrence, without_state
 from quire.config.layers.rope import RopeConfig
-from quire.config.layers.streams import HyperSpec, LayerEmbeddingsSpec, SphereSpec, StreamsSpec
+from quire.config.layers.streams import GatedStreamsSpec, HyperSpec, LayerEmbeddingsSpec, SphereSpec, StreamsSpec
 
 DECODER = "quire.models.decoder:DecoderForCausalLM"
 
@@ -375,6 +377,10 @@ def _one_hidden_state(keys: ConfigKeys) -> HyperSpec | None:
     return None
 
 
+def _no_gated_streams(keys: ConfigKeys) -> GatedStreamsSpec | None:
+    return None
+
+
 def _no_layer_embeddings(keys: ConfigKeys) -> LayerEmbeddingsSpec | None:
     return None
 
@@ -455,6 +461,8 @@ class FamilySpec:
     """Scores of each key gain a number that its value says (Doge)."""
     blocks: BlockRule = _no_blocks
     """What chooses the blocks of tokens that a layer attends to."""
+    means: MeanRule = _no_blocks
+    """What chooses them by the means of their keys, where attention has gates."""
     shared: Callable[[ConfigKeys, int], tuple[SharedBlock | None, ...]] = _none_shared
     """For families whose layers share attention and an MLP, which `model_class` computes."""
     reads: ReadRule = none_read
@@ -465,6 +473,11 @@ class FamilySpec:
     hyper: Callable[[ConfigKeys], HyperSpec | None] = _one_hidden_state
     """For families whose tokens have several hidden states that layers read and write together (hyper-connections),
     which `model_class` computes."""
+    gated_streams: Callable[[ConfigKeys], GatedStreamsSpec | None] = _no_gated_streams
+    """For families whose tokens have several hidden states that layers read through gates; `model_class` computes
+    them."""
+    ngrams: NGramRule = no_ngrams
+    """Which layers embed a token together with those before it, which `model_class` computes."""
     sphere: Callable[[ConfigKeys], SphereSpec | None] = _no_sphere
     """For families whose hidden states have length 1, and some of whose layers are passed several times; each pass
     counts as a layer, and `model_class` computes them."""

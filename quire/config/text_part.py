@@ -55,6 +55,7 @@ WRAPPERS = frozenset(
         "Qwen3VLMoeForConditionalGeneration",
         "Qwen3_5ForConditionalGeneration",
         "Qwen3_5MoeForConditionalGeneration",
+        "Qwen4ExpForConditionalGeneration",
         "SmolVLMForConditionalGeneration",
         "VideoLlama3ForConditionalGeneration",
         "VideoLlavaForConditionalGeneration",
@@ -146,6 +147,7 @@ def text_part(raw: Mapping[str, Any], source: str) -> Mapping[str, Any]:
         **left_out,
         **text,
         **shared,
+        "text_eos_token_id": text.get("eos_token_id"),
         "model_type": model_type,
         "architectures": [ARCHITECTURES[model_type]],
     }

@@ -115,8 +115,8 @@ class LayerContext:
             value.add_(offset)
         return value if scale == 1.0 else value.mul_(scale)
 
-    def integers(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """A copy of a table of whole numbers, as int32."""
+    def integers(self, name: str, shape: tuple[int, ...], *, dtype: torch.dtype = torch.int32) -> Tensor:
+        """A copy of a table of whole numbers."""
         header = self.header(name)
         if header is not None and header.shape == shape and header.dtype in ("I64", "I32"):
             stored = self.weights.read_raw(self._full(name))
@@ -124,7 +124,7 @@ class LayerContext:
             stored = self.read_plain(name, shape)
         if stored.is_meta:
             return stored
-        value = stored.to(self.ops.device, torch.int32, copy=True)
+        value = stored.to(self.ops.device, dtype, copy=True)
         self.release([name])
         return value
 
@@ -142,6 +142,27 @@ class LayerContext:
             table = self.scheme.table(stored[first_row:end], self.dtype, self.ops.device)
         self.release([name])
         return table
+
+    def joined_table(self, names: Sequence[str], shape: tuple[int, int]) -> Tensor:
+        """A copy of a table whose rows the checkpoint has in several tensors, each of which is let go once copied."""
+        stored = [header.shape for header in map(self.header, names) if header is not None]
+        sizes = [rows for rows, *_ in stored] if len(names) > 1 else [shape[0]]
+        if sum(sizes) != shape[0]:
+            raise CheckpointError(
+                f"{self._full(names[0])} and those that follow have {sum(sizes)} rows, but config.json asks for "
+                f"{shape[0]}; one of the two belongs to another model"
+            )
+        table: Tensor | None = None
+        begin = 0
+        for name, size in zip(names, sizes, strict=True):
+            rows = self.read(name, (size, shape[1]))
+            if rows.is_meta:
+                continue
+            table = torch.empty(shape, dtype=self.dtype, device=self.ops.device) if table is None else table
+            copy_rows(table[begin : begin + size], rows)
+            self.release([name])
+            begin += size
+        return torch.empty(shape, device="meta") if table is None else table
 
     def _longer_table(self, rows: Rows, num_more: int) -> Tensor:
         table = torch.empty(rows.shape[0] + num_more, rows.shape[1], dtype=self.dtype, device=self.ops.device)

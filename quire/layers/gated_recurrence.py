@@ -75,7 +75,7 @@ class GatedDelta:
         spec = arch.mixers[index]
         assert isinstance(spec, GatedDeltaSpec)
         refuse_split(arch, ctx)
-        self.ops, self.index = ctx.ops, index
+        self.ops, self.index = ctx.ops, arch.caches_of(index)[0]
         names, heads, size = _DELTA_NAMES[spec.layout], spec.num_value_heads, arch.hidden_size
         read = _by_key_head if spec.layout is DeltaLayout.BY_KEY_HEAD else _by_kind
         self.in_proj = Linear.of(ctx.ops, read(spec, ctx, size))
@@ -184,7 +184,7 @@ class LightningAttention:
         spec = arch.mixers[index]
         assert isinstance(spec, LightningSpec)
         refuse_split(arch, ctx)
-        self.ops, self.index = ctx.ops, index
+        self.ops, self.index = ctx.ops, arch.caches_of(index)[0]
         names = ["qkv_proj.weight", "output_gate.weight"]
         shapes = [(rows, arch.hidden_size) for rows in spec.in_parts]
         packed = ctx.packed(names, [ctx.read(*named) for named in zip(names, shapes, strict=True)])
@@ -210,7 +210,7 @@ class RgLru:
         spec = arch.mixers[index]
         assert isinstance(spec, RgLruSpec)
         refuse_split(arch, ctx)
-        self.ops, self.index = ctx.ops, index
+        self.ops, self.index = ctx.ops, arch.caches_of(index)[0]
         size, width = arch.hidden_size, spec.width
         self.linear_x = Linear(ctx.child("linear_x"), size, width, bias=True)
         self.linear_y = Linear(ctx.child("linear_y"), size, width, bias=True)

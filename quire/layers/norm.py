@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 from torch import Tensor
 
@@ -61,6 +63,29 @@ class LayerNorm:
         """Shapes: x, residual [T, E] -> [T, E]; the residual is added after the norm."""
         normed = self.ops.layer_norm(x, self.weight, self.bias, self.eps)
         return normed if residual is None else self.ops.scale_add(normed, 1.0, residual)
+
+
+class StreamNorm:
+    """x / rms(x) * weight of each of several hidden states of a token, whose weights are their own."""
+
+    def __init__(self, ctx: LayerContext, count: int, size: int, eps: float, *, offset: float = 0.0) -> None:
+        self.ops, self.eps = ctx.ops, eps
+        self.shape = (-1, count, size)
+        stored = ctx.tensor("weight", (count * size,), dtype=torch.float32, offset=offset)
+        self.weight = stored.view(count, size)
+        self.ones = _ones(size, ctx.ops.device)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Shapes: x [T, S * E] -> [T, S * E]."""
+        normed = self.ops.rms_norm(x.view(-1, self.shape[2]), self.ones, self.eps).view(self.shape)
+        self.ops.scale_heads(normed, self.weight)
+        return normed.view(x.shape)
+
+
+@lru_cache(maxsize=4)
+def _ones(size: int, device: str) -> Tensor:
+    """The same for all norms."""
+    return torch.ones(size, device=device)
 
 
 class GatedNorm:

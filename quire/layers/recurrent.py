@@ -29,7 +29,7 @@ class MambaMixer:
     def __init__(self, arch: ModelArch, ctx: LayerContext, index: int) -> None:
         spec = arch.mixers[index]
         assert isinstance(spec, MambaSpec)
-        self.ops, self.index = ctx.ops, index
+        self.ops, self.index = ctx.ops, arch.caches_of(index)[0]
         self.in_proj, self.out_proj = self._read_projections(arch, spec, ctx)
         self.weights = self._read_weights(spec, ctx)
 
@@ -126,7 +126,7 @@ class Mamba2Mixer:
     def __init__(self, arch: ModelArch, ctx: LayerContext, index: int) -> None:
         spec = arch.mixers[index]
         assert isinstance(spec, Mamba2Spec)
-        self.ops, self.index = ctx.ops, index
+        self.ops, self.index = ctx.ops, arch.caches_of(index)[0]
         self.in_proj, self.out_proj = _projections(arch, spec, ctx, spec.in_parts, spec.factors)
         heads = (spec.num_heads,)
         self.weights = Mamba2Weights(
@@ -154,7 +154,7 @@ class ShortConv:
     def __init__(self, arch: ModelArch, ctx: LayerContext, index: int) -> None:
         spec = arch.mixers[index]
         assert isinstance(spec, ShortConvSpec)
-        self.ops, self.index = ctx.ops, index
+        self.ops, self.index = ctx.ops, arch.caches_of(index)[0]
         self.in_proj, self.out_proj = _projections(arch, spec, ctx)
         self.weights = _conv(spec, ctx.child("conv"))
 

@@ -9,9 +9,9 @@ Recurrent layers have groups, too: there a page holds the layers' states after a
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import TypeVar
 
 from quire.utils.math import cdiv, round_up
@@ -21,6 +21,8 @@ MAX_PADDING = 0.1
 """Groups may have so many layers that at most this share of the pages' bytes, beyond what layers use, is unused."""
 TYPICAL_CONTEXT = 1 << 15
 """Tokens of the sequence by which padding is measured where blocks differ: layers with a window keep fewer."""
+PART_MULTIPLE = 128
+"""Bytes of which parts of pages are a multiple, so that each half begins at a cache line."""
 PAGES_PER_STATE = 2
 """That a sequence holds in each group of recurrent layers: one to read and one to write."""
 
@@ -147,6 +149,15 @@ _ORDER = (FullAttentionSpec, SlidingWindowSpec, StateSpec)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KVPlace:
+    """Where the block of a layer lies in each page."""
+
+    part: int
+    first_byte: int = 0
+    """In the half of the part that has keys; its values lie as far into the other half."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class KVGroup:
     """Layers that keep the same tokens and so share a block table."""
 
@@ -155,6 +166,8 @@ class KVGroup:
     """Their places in the model; the i-th of them has the i-th part of a page."""
     pages: tuple[PageSpec, ...] = ()
     """Of each layer, where they differ; as the spec says without them."""
+    places: tuple[KVPlace, ...] = ()
+    """Of each layer, where some share a part of the page and others have one for themselves."""
 
     @property
     def page_sizes(self) -> tuple[int, ...]:
@@ -167,15 +180,6 @@ class KVGroup:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KVPlace:
-    """Where the block of a layer lies in each page."""
-
-    part: int
-    first_byte: int = 0
-    """In the half of the part that has keys; its values lie as far into the other half."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class KVLayout:
     """How the layers of a model share one pool of pages of equal bytes."""
 
@@ -183,6 +187,9 @@ class KVLayout:
     """At least one. Groups that keep all tokens come first, those of recurrent layers last."""
     reads: tuple[tuple[int, int], ...] = ()
     """(layer, earlier layer whose keys and values it reads): such layers are in no group and keep nothing."""
+    part_bytes: int | None = None
+    """Of each part of a page, where states stand beside rows of indexers: a state has a part for itself, and so have
+    keys and values, but rows of several layers share one. None where layers say themselves what they take."""
 
     @property
     def page(self) -> PageSpec | StatePage:
@@ -212,11 +219,15 @@ class KVLayout:
     @property
     def num_parts(self) -> int:
         """Tensors that have a part of every page: one for each layer of a group; one for all where blocks differ."""
+        if self.part_bytes is not None:
+            return 1 + max(place.part for group in self.groups for place in group.places)
         return 1 if self.is_mixed else max(len(group.layers) for group in self.groups)
 
     @property
     def block_bytes(self) -> int:
         """Bytes of a page; groups may leave some of them unused."""
+        if self.part_bytes is not None:
+            return self.num_parts * self.part_bytes
         return max(sum(group.page_sizes) for group in self.groups)
 
     @property
@@ -234,6 +245,9 @@ class KVLayout:
         """Where in a page of its group the block is that each layer has, or reads."""
         places: dict[int, KVPlace] = {}
         for group in self.groups:
+            places.update(zip(group.layers, group.places, strict=False))
+            if group.places:
+                continue
             firsts = accumulate((size // 2 for size in group.page_sizes), initial=0)
             for number, (layer, first) in enumerate(zip(group.layers, firsts, strict=False)):
                 places[layer] = KVPlace(part=0, first_byte=first) if self.is_mixed else KVPlace(part=number)
@@ -269,7 +283,8 @@ def kv_layout(specs: Sequence[KVCacheSpec], reads: Sequence[tuple[int, int]] = (
     assert len({spec.page.block_size for spec in specs}) == 1, "blocks have as many tokens in every group"
     assert all(kept < layer and specs[kept] == specs[layer] for layer, kept in reads), "readers see what was kept"
     if any(isinstance(spec.page, PageSpec) and spec.page.rate is not None for spec in specs):
-        return _layout_of_rows(specs)
+        has_states = any(isinstance(spec, StateSpec) for spec in specs)
+        return _layout_beside_states(specs) if has_states else _layout_of_rows(specs)
     by_spec: dict[KVCacheSpec, list[int]] = {}
     readers = dict(reads)
     for layer, spec in enumerate(specs):
@@ -290,27 +305,79 @@ def _layout_of_rows(specs: Sequence[KVCacheSpec]) -> KVLayout:
     """Of compressed attention, or keys of indexers: what is kept equally long shares groups, however long the rows
     are.
     """
-    pages = [spec.page for spec in specs if isinstance(spec.page, PageSpec)]
+    pages, kinds = [spec.page for spec in specs if isinstance(spec.page, PageSpec)], _kept_alike(specs)
     assert len(pages) == len(specs), "no layer beside them has a state"
-    kinds: dict[int | None, list[int]] = {}
-    for layer, spec in enumerate(specs):
-        kinds.setdefault(spec.window if isinstance(spec, SlidingWindowSpec) else None, []).append(layer)
 
     def packed(page_bytes: int) -> list[KVGroup]:
         groups = []
-        for layers in kinds.values():
+        for layers in kinds:
             for part in _filled([pages[layer].num_bytes for layer in layers], page_bytes):
                 own = [layers[place] for place in part]
                 kept = tuple(pages[layer] for layer in own)
                 groups.append(KVGroup(spec=specs[own[0]], layers=tuple(own), pages=kept))
         return groups
 
-    tried = {size for layers in kinds.values() for size in accumulate(pages[layer].num_bytes for layer in layers)}
+    tried = {size for layers in kinds for size in accumulate(pages[layer].num_bytes for layer in layers)}
     largest = max(page.num_bytes for page in pages)
     layouts = [KVLayout(groups=tuple(packed(size))) for size in sorted({*tried, largest}) if size >= largest]
     fitting = [layout for layout in layouts if layout.padding <= MAX_PADDING]
     best = fitting[-1] if fitting else min(layouts, key=lambda layout: layout.padding)
-    return KVLayout(groups=tuple(sorted(best.groups, key=lambda group: _ORDER.index(type(group.spec)))))
+    return KVLayout(groups=_in_order(best.groups))
+
+
+def _in_order(groups: Iterable[KVGroup]) -> tuple[KVGroup, ...]:
+    return tuple(sorted(groups, key=lambda group: _ORDER.index(type(group.spec))))
+
+
+def _kept_alike(specs: Sequence[KVCacheSpec]) -> list[list[int]]:
+    """The layers of which equally many tokens are kept, or states."""
+    kinds: dict[object, list[int]] = {}
+    for layer, spec in enumerate(specs):
+        window = spec.window if isinstance(spec, SlidingWindowSpec) else None
+        kinds.setdefault((type(spec), window), []).append(layer)
+    return list(kinds.values())
+
+
+def _layout_beside_states(specs: Sequence[KVCacheSpec]) -> KVLayout:
+    """Of keys of indexers beside states. Pages have parts of one size: a state has one for itself, and blocks share one
+    as far as they fit, best those of keys and values with those of the same layer's indexer.
+    """
+    kinds, sizes = _kept_alike(specs), [spec.page.num_bytes for spec in specs]
+    pairs = {sizes[one] + sizes[other] for layers in kinds for one, other in pairwise(layers)}
+    layouts = [
+        _layout_of_parts(specs, kinds, round_up(part_bytes, PART_MULTIPLE), num_parts)
+        for part_bytes in sorted({max(sizes)} | {size for size in pairs if size > max(sizes)})
+        for num_parts in range(1, 1 + max(map(len, kinds)))
+    ]
+    fitting = [layout for layout in layouts if layout.padding <= MAX_PADDING]
+    if fitting:
+        return min(fitting, key=lambda layout: (len(layout.groups), layout.padding))
+    return min(layouts, key=lambda layout: layout.padding)
+
+
+def _layout_of_parts(
+    specs: Sequence[KVCacheSpec], kinds: Sequence[Sequence[int]], part_bytes: int, num_parts: int
+) -> KVLayout:
+    groups = []
+    for layers in kinds:
+        has_state = isinstance(specs[layers[0]], StateSpec)
+        sizes = [part_bytes if has_state else specs[layer].page.num_bytes for layer in layers]
+        parts = [[layers[place] for place in part] for part in _filled(sizes, part_bytes)]
+        groups += [
+            _group_of_parts(specs, parts[first : first + num_parts]) for first in range(0, len(parts), num_parts)
+        ]
+    return KVLayout(groups=_in_order(groups), part_bytes=part_bytes)
+
+
+def _group_of_parts(specs: Sequence[KVCacheSpec], parts: Sequence[Sequence[int]]) -> KVGroup:
+    layers = tuple(layer for part in parts for layer in part)
+    places = []
+    for number, part in enumerate(parts):
+        firsts = accumulate((specs[layer].page.num_bytes // 2 for layer in part), initial=0)
+        places += [KVPlace(part=number, first_byte=first) for first, _ in zip(firsts, part, strict=False)]
+    pages = [specs[layer].page for layer in layers]
+    kept = tuple(page for page in pages if isinstance(page, PageSpec))  # states are alike
+    return KVGroup(spec=specs[layers[0]], layers=layers, pages=kept, places=tuple(places))
 
 
 def _filled(sizes: Sequence[int], most: int) -> Iterator[range]:

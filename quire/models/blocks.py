@@ -37,6 +37,7 @@ from quire.layers.gated_recurrence import GatedDelta, LightningAttention, RgLru
 from quire.layers.indexer import IndexedAttention, QueryGatedAttention, SharedChoiceAttention
 from quire.layers.latent import LatentAttention
 from quire.layers.linear import GatedLinear, Linear
+from quire.layers.mean_indexer import MeanIndexer
 from quire.layers.norm import RMSNorm
 from quire.layers.quantization.kv_scales import read_kv_scales
 from quire.layers.quantization.schemes import plain
@@ -73,10 +74,13 @@ class SelfAttention:
 
     def __call__(self, hidden: Tensor, ctx: ForwardContext, *, residual: Tensor | None = None) -> Tensor:
         """Shapes: hidden, residual [T, E] -> [T, E]."""
-        attended = self.attention(self._qkv(hidden), ctx)
+        attended = self._attended(hidden, ctx)
         if self.output_norm is not None:
             attended = self.output_norm(attended)
         return self.o_proj(attended, residual=residual)
+
+    def _attended(self, hidden: Tensor, ctx: ForwardContext) -> Tensor:
+        return self.attention(self._qkv(hidden), ctx)
 
     def _output(self, arch: ModelArch, ctx: LayerContext, mixer: AttentionSpec) -> Linear:
         if mixer.heads.num_unused:
@@ -128,7 +132,7 @@ class GatedAttention(SelfAttention):
 
     def __call__(self, hidden: Tensor, ctx: ForwardContext, *, residual: Tensor | None = None) -> Tensor:
         """Shapes: hidden, residual [T, E] -> [T, E]."""
-        attended = self.attention(self._qkv(hidden), ctx)
+        attended = self._attended(hidden, ctx)
         self.ops.gate(attended, self.gate_proj(hidden), self.gate_activation)
         return self.o_proj(attended, residual=residual)
 
@@ -157,16 +161,26 @@ class BlockSparseAttention(SelfAttention):
         super().__init__(arch, ctx, index)
         self.indexer = BlockIndexer(arch, ctx, index, self.attention)
 
-    def __call__(self, hidden: Tensor, ctx: ForwardContext, *, residual: Tensor | None = None) -> Tensor:
-        """Shapes: hidden, residual [T, E] -> [T, E]. Mutates: this layer's caches."""
-        return self.o_proj(self._attended(hidden, ctx), residual=residual)
-
     def _attended(self, hidden: Tensor, ctx: ForwardContext) -> Tensor:
         at = self.attention
         query, selected = at.write(self._qkv(hidden), ctx), self.indexer.select(hidden, ctx)
         kv_cache, metadata = ctx.kv_caches[at.index], at.group(ctx).attention
         run = self.indexer.spec.block_size
         return self.ops.selected_attention(query, kv_cache, metadata, selected, scale=at.scale, run=run)
+
+
+class MeanSparseAttention(GatedAttention):
+    """Attention over the tokens of blocks that an indexer chooses by their means."""
+
+    def __init__(self, arch: ModelArch, ctx: LayerContext, index: int) -> None:
+        super().__init__(arch, ctx, index)
+        self.indexer = MeanIndexer(arch, ctx.child("indexer"), index)
+
+    def _attended(self, hidden: Tensor, ctx: ForwardContext) -> Tensor:
+        at = self.attention
+        query, selected = at.write(self._qkv(hidden), ctx), self.indexer.select(hidden, ctx)
+        kv_cache, metadata = ctx.kv_caches[at.index], at.group(ctx).attention
+        return self.ops.selected_attention(query, kv_cache, metadata, selected, scale=at.scale, ends_early=True)
 
 
 class DifferentialAttention(SelfAttention):
@@ -332,6 +346,8 @@ def _attention(arch: ModelArch, ctx: LayerContext, index: int) -> Mixer:
         return BiasedKeysAttention(arch, ctx, index)
     if isinstance(mixer, AttentionSpec) and mixer.blocks is not None:
         return BlockSparseAttention(arch, ctx, index)
+    if isinstance(mixer, AttentionSpec) and mixer.means is not None:
+        return MeanSparseAttention(arch, ctx, index)
     is_gated = isinstance(mixer, AttentionSpec) and mixer.num_gates
     return (GatedAttention if is_gated else SelfAttention)(arch, ctx, index)
 

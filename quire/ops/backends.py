@@ -44,6 +44,12 @@ REFUSED = MappingProxyType(
                 "read_streams",
                 "sum_streams",
                 "write_streams",
+                "tokens_of_entries",
+                "open_streams",
+                "stream_shares",
+                "ngram_rows",
+                "gate_values",
+                "dilated_conv",
             }
         ),
     }

@@ -82,15 +82,20 @@ def keys_at_a_time(size: int, num_heads: int, block_size: int) -> int:
     return whole * max(1, WAVE_BYTES // (12 * whole * (size + 2 * round_up(num_heads, TILE))))
 
 
+def owners(metadata: AttentionMetadata) -> tuple[Tensor, Tensor]:
+    """The sequence and the position of each token of a step."""
+    counts = metadata.query_start.diff().long()
+    owner = torch.arange(len(counts)).repeat_interleave(counts)
+    return owner, torch.arange(len(owner)) + (metadata.seq_lens - metadata.query_start[1:])[owner]
+
+
 def by_runs(metadata: AttentionMetadata, selected: Tensor, run: int) -> AttentionMetadata:
     """Where the tokens of a step lie if each is a sequence of its own, whose context is what was chosen for it. Tokens
     of sequences no longer than that stay together, for they see all of it.
 
     Shapes: selected [T, N] int32, of one KV head.
     """
-    counts = metadata.query_start.diff().long()
-    owner = torch.arange(len(counts)).repeat_interleave(counts)
-    positions = torch.arange(len(owner)) + (metadata.seq_lens - metadata.query_start[1:])[owner]
+    owner, positions = owners(metadata)
     is_first = torch.ones(len(owner), dtype=torch.bool)
     is_first[1:] = owner[1:] != owner[:-1]
     firsts = (is_first | (metadata.seq_lens[owner] > selected.shape[1] * run)).nonzero().flatten()

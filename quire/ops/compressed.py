@@ -24,7 +24,7 @@ SPLIT = 128
 TILE = 16
 """Query heads are rounded up to a multiple of so many."""
 ROWS_AT_A_TIME = 32
-"""Tokens that are rotated at a time."""
+"""Tokens that are rotated, or of which chosen entries are listed, at a time."""
 SCORED_AT_A_TIME = 8
 """Tokens for which keys of entries are gathered once."""
 WAVE_BYTES = 8 << 20
@@ -169,6 +169,31 @@ def row_sums(x: Tensor) -> Tensor:
 
 
 @one_thread()
+def fill_tokens(out: Tensor, selected: Tensor, positions: Tensor, *, rate: int) -> None:
+    """`Ops.tokens_of_entries`. Mutates: out [T, N]."""
+    for rows in (slice(begin, begin + ROWS_AT_A_TIME) for begin in range(0, out.shape[0], ROWS_AT_A_TIME)):
+        _fill_tokens(out[rows], selected[rows], positions[rows], rate)
+
+
+def _fill_tokens(out: Tensor, selected: Tensor, positions: Tensor, rate: int) -> None:
+    tokens = (selected.unsqueeze(2) * rate + torch.arange(rate, dtype=torch.int32)).flatten(1)
+    is_chosen = selected >= 0
+    out[:, : tokens.shape[1]] = tokens.masked_fill_(~is_chosen.repeat_interleave(rate, dim=1), -1)
+    out[:, tokens.shape[1] :] = -1
+    places = torch.arange(rate - 1)
+    tail = (positions + 1).unsqueeze(1) // rate * rate + places
+    tail = tail.masked_fill_(tail > positions.unsqueeze(1), -1).int()
+    out.scatter_(1, is_chosen.sum(dim=1, keepdim=True) * rate + places, tail)
+
+
+def tokens_of_entries(selected: Tensor, positions: Tensor, *, rate: int) -> Tensor:
+    """See `Ops.tokens_of_entries`."""
+    out = torch.empty(selected.shape[0], selected.shape[1] * rate + rate - 1, dtype=torch.int32)
+    fill_tokens(out, selected, positions, rate=rate)
+    return out
+
+
+@one_thread()
 def fill_selected(selected: Tensor, query: Tensor, weights: Tensor, *, entries: RowCache, rate: int) -> None:
     """`Ops.select_entries`. Mutates: selected [T, N]."""
     selected.fill_(-1)
@@ -309,8 +334,9 @@ def _attend(query: Tensor, context: Tensor, is_seen: Tensor, sinks: Tensor, scal
     return (values / total.unsqueeze(2))[:, :heads]
 
 
-def select_entries(query: Tensor, weights: Tensor, entries: RowCache, *, rate: int, num_selected: int) -> Tensor:
+def select_entries(query: Tensor, weights: Tensor | None, entries: RowCache, *, rate: int, num_selected: int) -> Tensor:
     """See `Ops.select_entries`."""
+    weights = torch.ones(query.shape[:2]) if weights is None else weights
     selected = torch.empty(query.shape[0], num_selected, dtype=torch.int32)
     fill_selected(selected, query, weights, entries=entries, rate=rate)
     return selected

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
-from quire.ops.recurrent_contract import RecurrentOps
+from quire.ops.gated_stream_contract import GatedStreamOps
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from quire.ops.operands import CompressorWeights, HyperWeights, RowCache
 
 
-class CompressedOps(RecurrentOps):
+class CompressedOps(GatedStreamOps):
     """Their ops.
 
     The caches of compressed attention are rows: [2, B, 1, Y, X], one row [2 * X] in two halves.
@@ -51,13 +51,14 @@ class CompressedOps(RecurrentOps):
         self._table["compress"](tail, entries, weights, cos_sin)
 
     def select_entries(
-        self, query: Tensor, weights: Tensor, entries: RowCache, *, rate: int, num_selected: int
+        self, query: Tensor, weights: Tensor | None, entries: RowCache, *, rate: int, num_selected: int
     ) -> Tensor:
         """The entries that each of this step's tokens attends to, in ascending order; -1 behind the last.
 
         A token at position p sees entries 0 .. (p + 1) // rate - 1. Where these are no more than `num_selected` it
         attends to all, otherwise to those of the highest scores, as in `select_tokens`: the last I features of an
-        entry are the key. Shapes: query [T, H, I], weights [T, H] float32 -> [T, num_selected] int32.
+        entry are the key; without weights all are 1.
+        Shapes: query [T, H, I], weights [T, H] float32 -> [T, num_selected] int32.
         """
         return cast(
             "Tensor",

@@ -48,11 +48,11 @@ def fill_read(
 ) -> None:
     """`Ops.read_streams`, and `sum_streams` without `writing`. Mutates: read [T, E], writing."""
     count = weights.count
-    for rows in _stretches(streams):
+    for rows in stretches(streams):
         wide = streams[rows].float()
         rms = (row_sums(wide.square()) / wide.shape[1] + weights.norm_eps).sqrt_()
         numbers = products[rows] / rms * weights.scale + weights.base
-        opened = _sigmoids(numbers[:, : 2 * count])
+        opened = sigmoids(numbers[:, : 2 * count])
         total = opened[:, :1].add(weights.eps) * wide[:, : read.shape[1]]
         for index, stream in enumerate(torch.split(wide, read.shape[1], dim=1)):
             if index:
@@ -64,8 +64,8 @@ def fill_read(
             writing[rows, count:] = _balanced(numbers[:, 2 * count :], weights).flatten(1)
 
 
-def _sigmoids(x: Tensor) -> Tensor:
-    """Shapes: [T, N] -> [T, N]."""
+def sigmoids(x: Tensor) -> Tensor:
+    """In stretches of whole vectors for each row. Shapes: [T, N] -> [T, N]."""
     room = x.new_zeros(x.shape[0], round_up(x.shape[1], VECTOR))
     room[:, : x.shape[1]] = x
     return room.sigmoid_()[:, : x.shape[1]]
@@ -99,7 +99,7 @@ def fill_written(written: Tensor, streams: Tensor, out: Tensor, writing: Tensor)
     size = out.shape[1]
     count = streams.shape[1] // size
     has_matrix = writing.shape[1] > count
-    for rows in _stretches(streams):
+    for rows in stretches(streams):
         wide, added = torch.split(streams[rows].float(), size, dim=1), out[rows].float()
         numbers = writing[rows]
         for stream in range(count):
@@ -112,5 +112,6 @@ def fill_written(written: Tensor, streams: Tensor, out: Tensor, writing: Tensor)
             written[rows, stream * size : (stream + 1) * size] = total.to(written.dtype)
 
 
-def _stretches(x: Tensor) -> Iterator[slice]:
+def stretches(x: Tensor) -> Iterator[slice]:
+    """A few rows at a time."""
     return (slice(begin, begin + ROWS_AT_A_TIME) for begin in range(0, x.shape[0], ROWS_AT_A_TIME))

@@ -490,6 +490,20 @@ class ConvolvedQkvWeights:
         return self.single.weight.shape[0], half, half
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NGramHashes:
+    """How n-grams become rows of a table."""
+
+    end_id: int
+    """The token across which n-grams do not reach."""
+    multipliers: Tensor
+    """[N] int64: of the token itself, of the one before it, and so on; the longest n-gram has N tokens."""
+    rows: Tensor
+    """[heads] int64: how many each head has; heads of n-grams of two tokens first, then of three, equally many."""
+    firsts: Tensor
+    """[heads] int64: the first of them."""
+
+
 class Largest(NamedTuple):
     """The largest logit of each row: all that a step needs of its logits where every row takes the likeliest token."""
 

@@ -63,6 +63,15 @@ class SelectionOps(CompressedOps):
             ),
         )
 
+    def tokens_of_entries(self, selected: Tensor, positions: Tensor, *, rate: int) -> Tensor:
+        """The positions of the tokens of chosen entries, of `rate` tokens each, and of the tokens behind the last whole
+        entry that the token sees, itself the last of them; ascending, -1 behind the last.
+
+        Shapes: selected [T, C] int32, as `select_entries` gives it, positions [T] int64 ->
+        [T, C * rate + rate - 1] int32.
+        """
+        return cast("Tensor", self._table["tokens_of_entries"](selected, positions, rate=rate))
+
     def selected_attention(
         self,
         query: Tensor,
@@ -73,16 +82,19 @@ class SelectionOps(CompressedOps):
         scale: float,
         run: int = 1,
         sinks: Tensor | None = None,
+        ends_early: bool = False,
     ) -> Tensor:
         """`paged_attention` over the positions that were chosen for each token and kv head, as if there were no others.
 
         A number n in `selected` stands for positions n * run .. (n + 1) * run - 1, as far as the token sees them; -1
-        for none. Numbers ascend. Each token has at least one, and all that it sees where these are no more than N. So
-        where they are all, the bits are those of `paged_attention`.
-        Shapes: query [T, H, D], kv_cache as allocated -> [T, H * D]. selected: [T, N] int32, where there is one kv head
-        and `run` is 1; or [T, K, N], where a run is whole blocks of the cache. sinks [H] float32, as there.
+        for none. Numbers ascend. Each token has at least one, and all that it sees where these are no more than N; so
+        where they are all, the bits are those of `paged_attention`. Other tokens have N, or fewer where `ends_early`.
+        Shapes: query [T, H, D], kv_cache as allocated -> [T, H * D]. selected: [T, N] int32, the same for all kv heads,
+        where `run` is 1; or [T, K, N], where a run is whole blocks of the cache. sinks [H] float32, as there.
         """
         return cast(
             "Tensor",
-            self._table["selected_attention"](query, kv_cache, metadata, selected, scale=scale, run=run, sinks=sinks),
+            self._table["selected_attention"](
+                query, kv_cache, metadata, selected, scale=scale, run=run, sinks=sinks, ends_early=ends_early
+            ),
         )

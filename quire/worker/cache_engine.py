@@ -25,7 +25,7 @@ BLOCKS_AT_ONCE = 16
 def allocate_parts(ops: Ops, layout: KVLayout, num_blocks: int) -> list[Tensor]:
     """The parts of all pages."""
     page = layout.page
-    if layout.is_mixed or isinstance(page, StatePage) or page.rate is not None:
+    if layout.part_bytes is not None or layout.is_mixed or isinstance(page, StatePage) or page.rate is not None:
         num_bytes = layout.block_bytes // layout.num_parts
         return [ops.allocate_states(num_blocks=num_blocks, num_bytes=num_bytes) for _ in range(layout.num_parts)]
     return [

@@ -65,6 +65,7 @@ def test_a_step_of_recurrent_layers_takes_what_is_planned(
 GATED = {
     "qwen3_next": {"head_dim": 64},
     "qwen3_5_text": {"num_attention_heads": 2, "linear_num_value_heads": 8, "linear_value_head_dim": 40},
+    "qwen4_exp_text": {"head_dim": 64, "indexer_head_dim": 64, "indexer_budget": 400, "hc_lowrank": 90},
     "minimax": {"head_dim": 48},
     "recurrent_gemma": {"intermediate_size": 600},
     "jetmoe": {"kv_channels": 64},

@@ -565,6 +565,14 @@ NEEDED = {
     "gemma3n_text": {"num_kv_shared_layers", "layer_types"},
     "gemma4_text": {"vocab_size_per_layer_input"},
     "dory": {"layer_types", "n_input_layers", "n_recurrent_layers", "n_output_layers"},
+    "qwen4_exp_text": {
+        "head_dim",
+        "indexer_n_heads",
+        "indexer_kv_heads",
+        "indexer_head_dim",
+        "indexer_budget",
+        "indexer_compress_ratio",
+    },
 }
 """Keys for which the class of a family in transformers has no default that it could run with."""
 

@@ -63,6 +63,7 @@ ALLOWED = {
     "layers/embedding.py": {"__init__": "a number of the host, rounded when a model is loaded"},
     "layers/attention.py": {"position_scales": "numbers of the host, made when a model is loaded"},
     "layers/experts.py": {"_token_table": "read from the checkpoint", "__init__": "a number of the config"},
+    "layers/ngrams.py": {"_hashes": "read from the checkpoint"},
     "models/dory.py": {"_multiplied": "read from the checkpoint"},
 }
 """File -> function -> why it may."""

@@ -37,7 +37,7 @@ def prompts_for(ops: str) -> list[Any]:
 
 def ways_of(family: str) -> dict[str, dict[str, Any]]:
     """Without blocks of keys and values nothing grows, so only branches of a request need more memory than it has."""
-    if family in ("deepseek_v4", "hy_v4"):  # whose layers are in five and in three KV groups
+    if family in ("deepseek_v4", "hy_v4", "qwen4_exp_text"):  # whose layers are in five, three and six KV groups
         return {
             way: {**opts, "num_gpu_blocks_override": 24} if "preempted" in way else opts for way, opts in WAYS.items()
         }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -15,6 +16,8 @@ from quire.messages.kv import (
     KVLayout,
     PageSpec,
     SlidingWindowSpec,
+    StatePage,
+    StateSpec,
     kv_layout,
 )
 from quire.utils.math import cdiv
@@ -145,3 +148,23 @@ def test_blocks_of_different_bytes_do_not_meet_within_a_page(sizes: list[tuple[i
             assert all(end <= begin for (_, end), (begin, _) in pairwise(ordered))
             assert ordered[-1][1] * 2 * layout.num_parts <= layout.block_bytes
     assert layout.padding >= 0
+
+
+def test_rows_of_indexers_share_parts_of_pages_with_keys_beside_states() -> None:
+    page = PageSpec(num_kv_heads=2, head_size=16, dtype="float32", block_size=16)
+    rows = [replace(page, num_kv_heads=1, head_size=8, rate=rate) for rate in (1, 4)]
+    attention = [
+        FullAttentionSpec(page=page),
+        SlidingWindowSpec(page=rows[0], window=4),
+        FullAttentionSpec(page=rows[1]),
+    ]
+    state = StateSpec(page=StatePage(num_elements=900, num_bytes=page.num_bytes, block_size=16))
+    layout = kv_layout([state, *attention, state, state, *attention, state])
+    assert [len(group.layers) for group in layout.groups] == [4, 2, 2, 2]
+    part = layout.part_bytes
+    assert part is not None
+    assert page.num_bytes + rows[1].num_bytes <= part < page.num_bytes + rows[1].num_bytes + 128
+    assert layout.block_bytes == 2 * part
+    places = layout.place_of_layer
+    assert [places[layer].part for layer in (1, 3, 6, 8)] == [0, 0, 1, 1]
+    assert [places[layer].first_byte for layer in (1, 3, 6, 8)] == [0, page.num_bytes // 2] * 2

@@ -221,7 +221,8 @@ def test_parameters_are_counted_exactly(checkpoint: Checkpoint, family: str) -> 
             directory = checkpoint(family, **overrides)
             with safe_open(directory / "model.safetensors", "pt") as file:
                 unread = tuple(unread_parts(arch_of(directory)))
-                names = [name for name in file.keys() if not DECAYS.search(name)]  # noqa: SIM118
+                named = [name for name in file.keys() if not DECAYS.search(name)]  # noqa: SIM118
+                names = [name for name in named if file.get_slice(name).get_dtype() != "I64"]
                 stored = sum(file.get_tensor(name).numel() for name in names if not name.startswith(unread))
             assert num_parameters(arch_of(directory)) == stored
 

@@ -177,7 +177,18 @@ def test_an_engine_generates_what_the_reference_generates(checkpoint: Checkpoint
 
 
 @pytest.mark.parametrize(
-    "family", ["jetmoe", "longcat_flash", "deepseek_v32", "axk2", "dots3_note_text", "deepseek_v4", "hy_v4", "zaya"]
+    "family",
+    [
+        "jetmoe",
+        "longcat_flash",
+        "deepseek_v32",
+        "axk2",
+        "dots3_note_text",
+        "deepseek_v4",
+        "hy_v4",
+        "qwen4_exp_text",
+        "zaya",
+    ],
 )
 def test_a_model_that_needs_what_is_missing_is_refused_by_name(family: str, checkpoint: Checkpoint) -> None:
     with pytest.raises(ConfigError, match=r"the triton ops do not have .*yet; give device='cpu'"):

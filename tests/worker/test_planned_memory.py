@@ -27,7 +27,7 @@ def ops(request: pytest.FixtureRequest) -> Ops:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_planned_is_allocated(checkpoint: Callable[..., Path], ops: Ops, family: str, dtype: str) -> None:
     arch = ModelArch.from_config(json.loads((checkpoint(family) / "config.json").read_text()), source="config.json")
-    has_rows = arch.family.compressed is not None or any(mixer.blocks for mixer in arch.plain_attentions)
+    has_rows = arch.family.compressed is not None or any(mixer.blocks or mixer.means for mixer in arch.plain_attentions)
     if dtype == "int8" and has_rows:
         pytest.skip("refused: rows of compressed attention, or of indexers, are not kept in 8 bits")
     for block_size in range(1, 65):

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from tools.fuzz_invariance.cases import MAX_MODEL_LEN, WHOSE, Case, EngineChoice, Event, Kind, RequestChoice
-from tools.fuzz_invariance.engines import ATTENTION_FREE, CHOSEN_BLOCKS, COMPRESSED, MODELS, RECURRENT
+from tools.fuzz_invariance.engines import ATTENTION_FREE, CHOSEN_BLOCKS, COMPRESSED, MEANS, MODELS, RECURRENT
 
 NUM_TOKEN_IDS = 300
 LAST_STEP = 40
@@ -22,6 +22,8 @@ SHARE_COMPRESSED = 0.06
 """Of the cases with compressed attention. Drawn apart from all else, as `STEPS_IN_FLIGHT` are."""
 SHARE_CHOSEN_BLOCKS = 0.04
 """Likewise, of those in which an indexer chooses blocks of tokens."""
+SHARE_MEANS = 0.04
+"""Likewise, of those in which one chooses them by their means."""
 SHARE_BOUND = 0.25
 """Of the requests whose output follows a form."""
 FORMS: list[dict[str, Any]] = [
@@ -70,6 +72,8 @@ def draw_case(seed: int) -> Case:
     elif (apart := random.Random(f"blocks {seed}")).random() < SHARE_CHOSEN_BLOCKS:
         size = apart.choice([4, 8, 16])
         engine = replace(engine, model=CHOSEN_BLOCKS, kv_cache_dtype="auto", block_size=size)
+    elif (apart := random.Random(f"means {seed}")).random() < SHARE_MEANS:
+        engine = replace(engine, model=MEANS, kv_cache_dtype="auto", block_size=apart.choice([4, 8, 16]))
     texts = [_tokens(rng, MAX_PROMPT) for _ in range(NUM_TEXTS)]
     tenants = [""] if rng.random() < 0.6 else ["a", "b", "c"][: rng.randint(2, 3)]
     requests: list[RequestChoice] = []
@@ -109,7 +113,7 @@ def _engine(rng: random.Random) -> EngineChoice:
 
 def _model(rng: random.Random) -> str:
     is_recurrent = rng.random() < SHARE_RECURRENT
-    others = [name for name in MODELS if name not in (COMPRESSED, CHOSEN_BLOCKS)]
+    others = [name for name in MODELS if name not in (COMPRESSED, CHOSEN_BLOCKS, MEANS)]
     return rng.choice([name for name in others if (name in RECURRENT) == is_recurrent])
 
 

@@ -63,13 +63,17 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "quantised to codes": ("llama", {"format": "ct-nvfp4"}),
     "compressed": ("deepseek_v4", {"num_hidden_layers": 3, "layer_types": COMPRESSED_LAYERS, "mlp_layer_types": None}),
     "chosen blocks": ("minimax_m3_vl_text", {"mlp_layer_types": ["dense"] * 4, "dense_intermediate_size": 32}),
+    "means and n-grams": (
+        "qwen4_exp_text",
+        {"num_hidden_layers": 2, "full_attention_interval": 2, "ple_layer_ids": [1]},
+    ),
 }
 """name -> family and overrides for `make_checkpoint`, or the format of a quantised checkpoint. Their KV groups: one,
 one, one, two, four, one; of those with recurrent layers one, and four where there is attention, too, else one; of the
-last two four, and one."""
-COMPRESSED, CHOSEN_BLOCKS = "compressed", "chosen blocks"
-"""The models with compressed attention, and with indexers of blocks of 16 tokens, which are drawn apart from the
-others."""
+last three four, one, and five."""
+COMPRESSED, CHOSEN_BLOCKS, MEANS = "compressed", "chosen blocks", "means and n-grams"
+"""The models with compressed attention, with indexers of blocks of 16 tokens, and with indexers of means beside states,
+which are drawn apart from the others."""
 ATTENTION_FREE = frozenset(name for name, (family, _) in MODELS.items() if family in family_configs.ATTENTION_FREE)
 RECURRENT = frozenset(name for name, (family, _) in MODELS.items() if family in family_configs.RECURRENT)
 DELAYS_S = (0.0, 0.0, 0.0005, 0.002)

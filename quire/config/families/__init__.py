@@ -143,6 +143,7 @@ ARCHITECTURES: Mapping[str, str] = MappingProxyType(
         "qwen2_moe": "Qwen2MoeForCausalLM",
         "qwen3": "Qwen3ForCausalLM",
         "qwen3_5_moe_text": "Qwen3_5MoeForCausalLM",
+        "qwen4_exp_text": "Qwen4ExpForCausalLM",
         "qwen3_5_text": "Qwen3_5ForCausalLM",
         "qwen3_moe": "Qwen3MoeForCausalLM",
         "qwen3_next": "Qwen3NextForCausalLM",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from quire.config.config_keys import LARGEST, SMALLEST, ConfigKeys, is_number
-from quire.config.layers.recurrent import MAX_CONV_WIDTH, RecurrentRule, check_silu, listed_layers
+from quire.config.layers.recurrent import ATTENTION_TYPES, MAX_CONV_WIDTH, RecurrentRule, check_silu, listed_layers
 from quire.config.layers.recurrent_mixers import DeltaLayout, GatedDeltaSpec, LightningSpec, RecurrentSpec, RgLruSpec
 
 LINEAR = "linear_attention"
@@ -14,15 +14,15 @@ LIGHTNING_EPS = 1e-6
 """Of the norm of lightning attention, whatever the model's others have."""
 
 
-def gated_delta_layers(layout: DeltaLayout) -> RecurrentRule:
+def gated_delta_layers(layout: DeltaLayout, attention: tuple[str, ...] = ATTENTION_TYPES) -> RecurrentRule:
     """Qwen3-Next: the gated delta rule in the layers that `layer_types` lists, or in all but every
-    `full_attention_interval`-th.
+    `full_attention_interval`-th. `attention` names the others there.
     """
 
     def layers(keys: ConfigKeys, num_layers: int) -> tuple[RecurrentSpec | None, ...]:
         spec = gated_delta(keys, layout)
         if keys.raw.get("layer_types") is not None:
-            return listed_layers(keys, spec, num_layers, (LINEAR,))
+            return listed_layers(keys, spec, num_layers, (LINEAR,), attention)
         interval = keys.count("full_attention_interval", default=4)
         return tuple(spec if number % interval else None for number in range(1, num_layers + 1))
 

@@ -133,6 +133,29 @@ class BlockIndexerSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MeanIndexerSpec:
+    """Chooses blocks of tokens by the means of their keys, for all query heads alike (Qwen4-Exp).
+
+    A block's score is the sum over the indexer's heads of max(query . key, 0). The cache keeps the keys of whole
+    blocks, and those of the last tokens, of which the next one is made.
+    """
+
+    num_heads: int
+    """Of queries; all of them read one key of each block."""
+    head_size: int
+    """Its first features rotate, as many as those of attention."""
+    rate: int
+    """Tokens of a block, the first of which stands at a multiple of it."""
+    num_selected: int
+    """Whole blocks that a query attends to, at most. The tokens behind the last whole block it sees in any case."""
+
+    @property
+    def num_tokens(self) -> int:
+        """That a query attends to, at most."""
+        return self.num_selected * self.rate + self.rate - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionSpec(Mixer):
     """Attention over the keys and values of all tokens, or of the last ones."""
 
@@ -159,6 +182,8 @@ class AttentionSpec(Mixer):
     """None where the layer's attention is its own."""
     blocks: BlockIndexerSpec | None = None
     """None where queries attend to all tokens that they see."""
+    means: MeanIndexerSpec | None = None
+    """Likewise, of an indexer that reads the means of blocks."""
     difference: float | None = None
     """For differential attention (https://arxiv.org/abs/2410.05258): what its learned factor begins with. Heads attend
     to the values of two KV heads; of what the second half of them gives, the factor's share is taken from the first."""
@@ -176,9 +201,14 @@ class AttentionSpec(Mixer):
         page = replace(page, num_kv_heads=self.cached.num_kv_heads, head_size=self.cached.head_size)
         if self.window is not None:
             return (SlidingWindowSpec(page=page, window=self.window),)
-        if self.blocks is None:
-            return (FullAttentionSpec(page=page),)
-        return FullAttentionSpec(page=page), FullAttentionSpec(page=_rows(page, self.blocks.head_size, 1))
+        own = FullAttentionSpec(page=page)
+        if self.blocks is not None:
+            return own, FullAttentionSpec(page=_rows(page, self.blocks.head_size, 1))
+        if self.means is not None:
+            size, rate = self.means.head_size, self.means.rate
+            tail = SlidingWindowSpec(page=_rows(page, 2 * size, 1), window=rate)
+            return own, tail, FullAttentionSpec(page=_rows(page, size, rate))
+        return (own,)
 
     @property
     def cached(self) -> Heads:
@@ -191,8 +221,8 @@ class AttentionSpec(Mixer):
 
     @property
     def num_caches(self) -> int:
-        """Keys and values, and keys of the indexer where there is one."""
-        return 1 if self.blocks is None else 2
+        """Keys and values; and keys of an indexer: of all tokens, or of the last ones and of blocks."""
+        return 1 + (self.blocks is not None) + 2 * (self.means is not None)
 
 
 HEAD_MULTIPLE = 4
@@ -385,5 +415,7 @@ LatentLayersRule = Callable[[ConfigKeys, LatentAttentionSpec, int], Sequence[Lat
 BlockRule = Callable[[ConfigKeys, int, Heads, RopeConfig | None], Sequence[BlockIndexerSpec | None]]
 """From a config, a number of layers, their heads and how these rotate to what chooses the blocks that each layer
 attends to."""
+MeanRule = Callable[[ConfigKeys, int, Heads, RopeConfig | None], Sequence[MeanIndexerSpec | None]]
+"""As a `BlockRule`, of indexers that read the means of blocks."""
 CompressedRule = Callable[[ConfigKeys, int, int], list[CompressedAttentionSpec]]
 """From a config, a number of layers and the longest context to the mixer of each layer."""

@@ -378,9 +378,83 @@ class ConvolvedQkvSpec(Mixer):
         return (self.conv_width - 1) * self.conv_channels + self.in_parts[-1]
 
 
-RecurrentSpec = MambaSpec | Mamba2Spec | ShortConvSpec | GatedDeltaSpec | LightningSpec | RgLruSpec | ConvolvedQkvSpec
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NGramSpec(Mixer):
+    """Embeddings of a token together with those before it (n-grams), which are added to all streams of the token
+    (Qwen4-Exp).
+
+    Each head looks an n-gram up by a hash, in rows of one table that are its own. Of all heads' rows beside each other
+    products are made: a value, and a key of each stream, which says how much of the value the stream gets. A
+    convolution that skips tokens is added. `layers/ngrams.py` computes it.
+    """
+
+    num_streams: int
+    stream_size: int
+    longest: int
+    """Tokens of the longest n-gram; inputs of the convolution lie as far apart."""
+    head_rows: tuple[int, ...]
+    """Rows of the heads: those of n-grams of two tokens, then of three, and so on, equally many."""
+    num_rows: int
+    """Of the table; there may be some behind those of the heads."""
+    head_size: int
+    """Features of a row."""
+    multipliers: tuple[int, ...]
+    """Of a hash: of the token itself, of the one before it, and so on."""
+    end_id: int
+    """The token across which n-grams do not reach, and which stands for what is before it."""
+    conv_width: int
+    """Inputs of the convolution, the token itself included."""
+
+    @property
+    def embedding_size(self) -> int:
+        """Of the rows of all heads beside each other."""
+        return len(self.head_rows) * self.head_size
+
+    @property
+    def inner_size(self) -> int:
+        """Channels: those of all streams."""
+        return self.num_streams * self.stream_size
+
+    @property
+    def num_past(self) -> int:
+        """Tokens before it that a token's convolution reaches back."""
+        return (self.conv_width - 1) * self.longest
+
+    @property
+    def conv_channels(self) -> int:
+        """Channels of the convolution."""
+        return self.inner_size
+
+    @property
+    def in_features(self) -> int:
+        """What the products of an n-gram's embedding give: keys and the value."""
+        return self.inner_size + self.stream_size
+
+    @property
+    def state_size(self) -> int:
+        """Nothing is scanned."""
+        return 0
+
+    @property
+    def num_state_elements(self) -> int:
+        """Numbers of the layer's state: the last inputs of the convolution, and the last tokens."""
+        return self.num_past * self.conv_channels + self.longest - 1
+
+
+RecurrentSpec = (
+    MambaSpec | Mamba2Spec | ShortConvSpec | GatedDeltaSpec | LightningSpec | RgLruSpec | ConvolvedQkvSpec | NGramSpec
+)
 """Mixers that keep a state of fixed size."""
-RECURRENT = (MambaSpec, Mamba2Spec, ShortConvSpec, GatedDeltaSpec, LightningSpec, RgLruSpec, ConvolvedQkvSpec)
+RECURRENT = (
+    MambaSpec,
+    Mamba2Spec,
+    ShortConvSpec,
+    GatedDeltaSpec,
+    LightningSpec,
+    RgLruSpec,
+    ConvolvedQkvSpec,
+    NGramSpec,
+)
 """The same, to go through."""
 
 

@@ -97,6 +97,19 @@ class HyperSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GatedStreamsSpec:
+    """Streams of which every half of a layer reads a mean that gates of each feature weigh (Qwen4-Exp).
+
+    The gates are a product of low rank of all streams behind a norm; numbers of each token say how much of what the
+    half gives is added to each stream. `models/gated_streams.py` computes it.
+    """
+
+    count: int
+    rank: int
+    """Features between the two products that give the gates."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LayerEmbeddingsSpec:
     """Embeddings of each token, one for each layer, joined by a product of the token's own embedding.
 
@@ -118,6 +131,14 @@ def apart_streams(keys: ConfigKeys) -> HyperSpec:
     """Hyper-connections without one (HY V4)."""
     count, magnitude, eps = keys.count("hc_mult", most=MAX_STREAMS), keys.positive("hc_magnitude"), _eps(keys)
     return HyperSpec(count=count, eps=eps, magnitude=magnitude, least_added=eps)
+
+
+def gated_streams(keys: ConfigKeys) -> GatedStreamsSpec:
+    """Streams behind gates."""
+    count = keys.count("hc_count", most=MAX_STREAMS)
+    if count == 1:
+        keys.refuse("hc_count", count, "must be 2 or more: layers of this family read several streams")
+    return GatedStreamsSpec(count=count, rank=keys.count("hc_lowrank"))
 
 
 def _eps(keys: ConfigKeys) -> float:

@@ -13,11 +13,13 @@ from quire.config.layers.mixers import (
     BlockIndexerSpec,
     CompressedAttentionSpec,
     LatentAttentionSpec,
+    MeanIndexerSpec,
     SharedBlock,
 )
 from quire.config.layers.recurrent_mixers import RecurrentSpec
 from quire.config.layers.streams import LayerEmbeddingsSpec, SphereSpec, StreamsSpec
 from quire.config.memory.convolved_activations import convolved_layer
+from quire.config.memory.gated_stream_activations import gated_stream_step
 from quire.config.memory.hyper_activations import hyper_step
 from quire.config.memory.latent_activations import attend_latents, open_attended
 from quire.config.memory.mlp_activations import feed
@@ -72,6 +74,9 @@ def _step(arch: ModelArch, dtype: str, num_tokens: int) -> StepLayout:
         return layout
     if arch.hyper is not None:
         hyper_step(layout, arch, arch.hyper)
+        return layout
+    if arch.gated_streams is not None:
+        gated_stream_step(layout, arch, arch.gated_streams, _mix_one)
         return layout
     if arch.sphere is not None:
         _sphere(layout, arch, arch.sphere)
@@ -439,10 +444,13 @@ def _attend(
     layout.free(*(["keys and values"] if mixer.experts is not None else []))
     layout.free(*(["narrow"] if is_difference else []))
     layout.take("query", heads)
+    is_chosen = mixer.blocks is not None or mixer.means is not None
     if mixer.blocks is not None:
         _select_blocks(layout, mixer.blocks)
+    if mixer.means is not None:
+        _select_by_means(layout, mixer.means)
     layout.take("attended", heads)
-    layout.free("qkv" if mixer.blocks is None else "selected", "query")
+    layout.free("selected" if is_chosen else "qkv", "query")
     open_attended(layout, mixer.num_gates)
     if arch.norms.attended is not None or arch.sphere is not None:
         layout.renew("attended", heads)
@@ -477,6 +485,22 @@ def _select_blocks(layout: StepLayout, indexer: BlockIndexerSpec) -> None:
     layout.free("raw")
     layout.take("selected", indexer.num_heads * indexer.num_selected, INT32)
     layout.free("index query")
+
+
+def _select_by_means(layout: StepLayout, indexer: MeanIndexerSpec) -> None:
+    """As `_select_blocks` (`layers/mean_indexer.py`)."""
+    count, size = indexer.num_heads, indexer.head_size
+    layout.free("qkv")
+    layout.take("key", 2 * size)
+    layout.free("key")
+    layout.take("raw", count * size)
+    layout.take("index query", size, rows=count)
+    layout.free("raw")
+    layout.take("weights", count, FLOAT)
+    layout.take("entries", indexer.num_selected, INT32)
+    layout.free("weights")
+    layout.take("selected", indexer.num_tokens, INT32)
+    layout.free("entries", "index query")
 
 
 def _norm(layout: StepLayout, norms: Norms, name: str | None, size: int) -> None:

@@ -13,6 +13,7 @@ from quire.config.layers.recurrent_mixers import (
     LightningSpec,
     Mamba2Spec,
     MambaSpec,
+    NGramSpec,
     RecurrentSpec,
     RgLruSpec,
     ShortConvSpec,
@@ -58,6 +59,26 @@ def convolved_linears(arch: ModelArch, mixer: MixerSpec) -> Counter[Shape]:
     return shapes
 
 
+def ngram_linears(arch: ModelArch, mixer: MixerSpec) -> Counter[Shape]:
+    """Keys of all streams, and the value."""
+    assert isinstance(mixer, NGramSpec)
+    return Counter[Shape]([((size,), mixer.embedding_size) for size in (mixer.inner_size, mixer.stream_size)])
+
+
+def num_ngram_rows(arch: ModelArch) -> int:
+    """Numbers of the tables of n-grams."""
+    return sum(mixer.num_rows * mixer.head_size for mixer in arch.recurrences if isinstance(mixer, NGramSpec))
+
+
+def num_hash_words(arch: ModelArch) -> int:
+    """Numbers of 64 bits of the hashes of n-grams, each of them counted as two."""
+    return sum(_num_hash_words(mixer) for mixer in arch.recurrences if isinstance(mixer, NGramSpec))
+
+
+def _num_hash_words(mixer: NGramSpec) -> int:
+    return 2 * (mixer.longest + 2 * len(mixer.head_rows))
+
+
 def recurrent_floats(arch: ModelArch, mixer: RecurrentSpec) -> int:
     """Numbers that are kept in float32: biases, norms, and vectors of the recurrence."""
     if isinstance(mixer, ConvolvedQkvSpec):
@@ -67,6 +88,8 @@ def recurrent_floats(arch: ModelArch, mixer: RecurrentSpec) -> int:
         return mixer.inner_size
     if isinstance(mixer, GatedDeltaSpec):
         return mixer.conv_channels * mixer.conv_width + mixer.num_value_heads + mixer.num_times + mixer.value_size
+    if isinstance(mixer, NGramSpec):
+        return mixer.inner_size * (3 + mixer.conv_width) + _num_hash_words(mixer)
     if isinstance(mixer, RgLruSpec):
         return mixer.width * (mixer.conv_width + 6) + arch.hidden_size
     has_out_bias = mixer.has_out_bias if isinstance(mixer, MambaSpec) else mixer.has_bias

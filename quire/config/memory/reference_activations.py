@@ -31,6 +31,8 @@ def reference_activation_bytes(arch: ModelArch, item: int) -> int:
         beside += item * 4 * arch.streams.count * size
     if arch.hyper is not None:
         beside += item * 2 * arch.hyper.count * size + 4 * 2 * arch.hyper.num_products
+    if arch.gated_streams is not None:
+        beside += (item + 4) * 6 * arch.gated_streams.count * size
     if arch.layer_embeddings is not None:
         beside += item * 4 * arch.num_layers * arch.layer_embeddings.size
     if any(layer.beside for layer in arch.mlps):
@@ -39,7 +41,7 @@ def reference_activation_bytes(arch: ModelArch, item: int) -> int:
         mlp += item * size
     if has_shortcuts(arch):
         beside += item * 2 * size
-    if arch.streams is not None or arch.hyper is not None or arch.layer_embeddings is not None:
+    if any((arch.gated_streams, arch.streams, arch.hyper, arch.layer_embeddings)):
         mlp += beside
     return max(beside + max(attention, recurrent, latent), mlp)
 

@@ -7,12 +7,13 @@ import math
 from quire.config.arch import ModelArch
 from quire.config.layers.experts import ExpertsSpec
 from quire.config.layers.layer_kinds import Heads
-from quire.config.layers.mixers import BlockIndexerSpec, CompressedAttentionSpec
+from quire.config.layers.mixers import BlockIndexerSpec, CompressedAttentionSpec, MeanIndexerSpec
 from quire.config.layers.recurrent_mixers import (
     ConvolvedQkvSpec,
     GatedDeltaSpec,
     LightningSpec,
     Mamba2Spec,
+    NGramSpec,
     RecurrentSpec,
     RgLruSpec,
 )
@@ -100,7 +101,7 @@ STATE_COPIES = 4
 """Tensors of their size: the states, their decay, what is added to them, and what is read of them."""
 
 
-IN_TORCH = (ConvolvedQkvSpec,)
+IN_TORCH = (ConvolvedQkvSpec, NGramSpec)
 """Those that torch computes on CPUs, too."""
 
 
@@ -111,6 +112,8 @@ def recurrence_bytes(arch: ModelArch, num_tokens: int, num_seqs: int, *, ops: st
 
 
 def _recurrence_bytes(mixer: RecurrentSpec, num_tokens: int, num_seqs: int) -> int:
+    if isinstance(mixer, NGramSpec):
+        return _ngram_bytes(mixer, num_tokens, num_seqs)
     inner = mixer.inner_size
     states = STATE_COPIES * max(STATES_AT_ONCE, 4 * inner * mixer.state_size)
     if isinstance(mixer, LightningSpec):  # query, key and value of each channel, and no convolution
@@ -129,6 +132,13 @@ def _recurrence_bytes(mixer: RecurrentSpec, num_tokens: int, num_seqs: int) -> i
     return 4 * (convolved + scanned) + states
 
 
+def _ngram_bytes(mixer: NGramSpec, num_tokens: int, num_seqs: int) -> int:
+    """Hashes of all heads, a few times, and the tokens that they are of; the inputs of a convolution, those of a few
+    tokens at a time, beside those before them."""
+    hashes = num_tokens * (5 * len(mixer.head_rows) + 16) * 8 + num_seqs * mixer.longest * 64
+    return max(hashes, (3 * mixer.num_past + 8 * STREAM_ROWS) * (mixer.conv_channels + 64) * FLOAT)
+
+
 SELECTION_BYTES = 8 << 20
 """What the scores, or the gathered pages, of the tokens of a wave take, unless one token's take more (`kWaveBytes` in
 csrc/cpu/steps.h)."""
@@ -137,6 +147,7 @@ csrc/cpu/steps.h)."""
 def selection_bytes(arch: ModelArch, num_tokens: int, max_model_len: int, block_bytes: int, block_size: int) -> int:
     """Bytes that the native ops of an indexer work with beside the activations; a block's are those of one layer."""
     found = {indexer.num_selected for indexer in indexers(arch) if indexer.num_selected < max_model_len}
+    found |= {spec.num_tokens for spec in mean_indexers(arch) if spec.num_tokens < max_model_len}
     if not found:
         return 0
     of_token = (round_up(max_model_len, block_size) * FLOAT, cdiv(max(found), block_size) * block_bytes)
@@ -188,11 +199,30 @@ def _listed_bytes(spec: BlockIndexerSpec, heads: Heads, item: int, page_tokens: 
 
 def compressed_bytes(arch: ModelArch, num_tokens: int, max_model_len: int) -> int:
     """Bytes that the ops of compressed attention, or of streams, work with beside the activations."""
-    attention = max((_compressed_bytes(mixer, num_tokens, max_model_len) for mixer in compressions(arch)), default=0)
-    streams = (
-        0 if arch.hyper is None else 6 * FLOAT * min(num_tokens, STREAM_ROWS) * arch.hyper.count * arch.hidden_size
-    )
-    return max(attention, streams)
+    attention = [_compressed_bytes(mixer, num_tokens, max_model_len) for mixer in compressions(arch)]
+    attention += [_mean_bytes(spec, num_tokens, max_model_len) for spec in mean_indexers(arch)]
+    count = max((spec.count for spec in (arch.hyper, arch.gated_streams) if spec is not None), default=0)
+    return max(*attention, 6 * FLOAT * min(num_tokens, STREAM_ROWS) * count * arch.hidden_size, 0)
+
+
+def mean_indexers(arch: ModelArch) -> set[MeanIndexerSpec]:
+    """Those of the layers, each once."""
+    return {mixer.means for mixer in arch.plain_attentions if mixer.means is not None}
+
+
+def _mean_bytes(spec: MeanIndexerSpec, num_tokens: int, max_model_len: int) -> int:
+    """Keys of the tokens of some entries; scores of a token's entries; positions that are chosen, a few times."""
+    entries = max_model_len // spec.rate
+    of_entry = 12 * FLOAT * spec.rate * spec.head_size
+    made = _at_a_time(of_entry, cdiv(num_tokens, spec.rate) + 1)
+    listed = 16 * num_tokens * spec.num_tokens
+    return max(made, _scores_bytes(spec.head_size, spec.num_heads, entries)) + listed
+
+
+def _scores_bytes(row_size: int, num_heads: int, entries: int) -> int:
+    """Keys and products of some entries of a token's context, and the scores of all."""
+    of_split = 3 * FLOAT * SPLIT * (row_size + 2 * round_up(num_heads, TILE))
+    return _at_a_time(of_split, cdiv(entries, SPLIT)) + entries * 16 * FLOAT
 
 
 def _compressed_bytes(mixer: CompressedAttentionSpec, num_tokens: int, max_model_len: int) -> int:
@@ -207,8 +237,7 @@ def _compressed_bytes(mixer: CompressedAttentionSpec, num_tokens: int, max_model
         of_entry = 12 * FLOAT * spec.reach * spec.num_products * sum(parts)
         sizes.append(_at_a_time(of_entry, cdiv(num_tokens, spec.rate) + 1))
     if spec is not None and spec.indexer is not None:
-        of_split = 3 * FLOAT * SPLIT * (sum(parts) + 2 * round_up(spec.indexer.num_heads, TILE))
-        sizes.append(_at_a_time(of_split, cdiv(entries, SPLIT)) + entries * 16 * FLOAT)
+        sizes.append(_scores_bytes(sum(parts), spec.indexer.num_heads, entries))
     return max(sizes)
 
 
@@ -230,6 +259,8 @@ def scan_scratch_bytes(arch: ModelArch) -> int:
 
 
 def _piece_bytes(mixer: RecurrentSpec) -> int:
+    if isinstance(mixer, NGramSpec):
+        return 0
     if isinstance(mixer, Mamba2Spec):
         return FLOAT * mixer.head_size * mixer.state_size
     if isinstance(mixer, GatedDeltaSpec):

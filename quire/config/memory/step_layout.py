@@ -9,6 +9,8 @@ FLOAT = DTYPE_BYTES["float32"]
 """Bytes of a number of what is computed in float32 whatever the model's dtype."""
 INT32 = 4
 """Bytes of a position."""
+INT64 = 8
+"""Bytes of the number of a row of a table."""
 Places = tuple[tuple[str, tuple[int, int]], ...]
 """Pieces, with where each begins and ends."""
 

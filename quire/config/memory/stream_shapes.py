@@ -8,7 +8,7 @@ from quire.config.memory.linear_shape import LinearShape
 
 def stream_linears(arch: ModelArch) -> list[LinearShape]:
     """Linear layers of streams and of embeddings of single layers."""
-    return [*_of_streams(arch), *_of_hyper(arch), *_of_layer_embeddings(arch)]
+    return [*_of_streams(arch), *_of_hyper(arch), *_of_gated(arch), *_of_layer_embeddings(arch)]
 
 
 def _of_streams(arch: ModelArch) -> list[LinearShape]:
@@ -34,6 +34,24 @@ def _of_hyper(arch: ModelArch) -> list[LinearShape]:
         LinearShape(parts=(hyper.num_products,), in_features=size, count=2 * arch.num_layers, dtype="float32"),
         LinearShape(parts=(hyper.count,), in_features=size, dtype="float32"),
     ]
+
+
+def _of_gated(arch: ModelArch) -> list[LinearShape]:
+    """Of streams behind gates: two readings for each layer, which also write, and one behind the last."""
+    spec = arch.gated_streams
+    if spec is None:
+        return []
+    width, count = spec.count * arch.hidden_size, 2 * arch.num_layers
+    return [
+        LinearShape(parts=(spec.rank,), in_features=width, count=count + 1),
+        LinearShape(parts=(width,), in_features=spec.rank, count=count + 1),
+        LinearShape(parts=(spec.count,), in_features=width, count=count, dtype="float32"),
+    ]
+
+
+def num_equal(arch: ModelArch) -> int:
+    """Equal weights of norms of streams, whose own weights multiply what these give."""
+    return 0 if arch.gated_streams is None else arch.hidden_size
 
 
 def sphere_floats(arch: ModelArch) -> int:
@@ -89,6 +107,8 @@ def stream_floats(arch: ModelArch) -> int:
     floats, size = 0, arch.hidden_size
     if arch.hyper is not None:
         floats += 2 * (2 * arch.num_layers * arch.hyper.num_products + arch.hyper.count)
+    if arch.gated_streams is not None:
+        floats += (2 * arch.num_layers + 1) * arch.gated_streams.count * size + num_equal(arch)
     if arch.streams is not None:
         coefficients = arch.streams.count**2 + arch.streams.count**3
         floats += arch.num_layers * (3 * size + coefficients)

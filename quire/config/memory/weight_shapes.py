@@ -29,6 +29,7 @@ from quire.config.layers.recurrent_mixers import (
     LightningSpec,
     Mamba2Spec,
     MambaSpec,
+    NGramSpec,
     RecurrentSpec,
     RgLruSpec,
     ShortConvSpec,
@@ -38,12 +39,16 @@ from quire.config.memory.linear_shape import LinearShape, Shape
 from quire.config.memory.recurrent_shapes import (
     convolved_linears,
     linear_attention_linears,
+    ngram_linears,
+    num_hash_words,
+    num_ngram_rows,
     recurrent_floats,
     recurrent_linears,
     rg_lru_linears,
 )
 from quire.config.memory.stream_shapes import (
     num_copied,
+    num_equal,
     num_layer_embeddings,
     num_repeated,
     num_sphere_parameters,
@@ -64,7 +69,7 @@ class WeightShapes:
     table: int
     """Numbers of the table of token embeddings."""
     tables: int
-    """Numbers of other tables: of positions, and of the embeddings of single layers."""
+    """Numbers of other tables: of positions, of the embeddings of single layers, and of n-grams."""
     floats: int
     """Norms and biases, which are kept in float32."""
     is_tied: bool
@@ -104,7 +109,7 @@ def weight_shapes(arch: ModelArch) -> WeightShapes:
         ),
         head=LinearShape(parts=(arch.vocab_size,), in_features=arch.embedding_size),
         table=arch.vocab_size * arch.embedding_size,
-        tables=positions * arch.hidden_size + num_layer_embeddings(arch),
+        tables=positions * arch.hidden_size + num_layer_embeddings(arch) + num_ngram_rows(arch),
         floats=_num_floats(arch),
         is_tied=arch.tie_word_embeddings,
         is_transposed=bool(names.transposed) or names.experts_transposed,
@@ -157,10 +162,12 @@ def num_parameters(arch: ModelArch) -> int:
 
 
 def _num_made(arch: ModelArch) -> int:
-    """Numbers that the checkpoint does not have: ones in place of weights of norms, and biases of gates, which it has
-    once for a head."""
+    """Numbers that the checkpoint does not have: ones in place of weights of norms, biases of gates, which it has once
+    for a head, zeros that indexers of means add to gates, and what makes rows of n-grams."""
     heads = 0 if arch.norms.has_weight and arch.norms.heads is not HeadNorms.UNIT_ROTATED else _num_head_norms(arch)
     heads += sum(mixer.num_gates - mixer.heads.num_heads for mixer in _with_gate_biases(arch))
+    heads += sum(mixer.means.rate * mixer.means.head_size for mixer in arch.plain_attentions if mixer.means)
+    heads += num_hash_words(arch) + num_equal(arch)
     heads += _num_value_norms(arch) + sum(mixer.head_size for mixer in compressions(arch)) + num_repeated(arch)
     return heads if arch.norms.has_weight else _num_norms(arch) * arch.hidden_size + heads
 
@@ -179,11 +186,12 @@ def _num_twice(arch: ModelArch) -> int:
 
 
 def _num_zeros(arch: ModelArch) -> int:
-    """Numbers that fill up the weights of values narrower than keys."""
+    """Numbers that fill up the weights of values narrower than keys, and that give indexers of means gates of zero."""
     of_key = arch.hidden_size + arch.attention_bias
     read = sum(own.num_unused * own.num_kv_heads * of_key for own in (mixer.heads for mixer in arch.plain_attentions))
     given = sum(own.num_unused * own.num_heads for own in (mixer.cached for mixer in arch.plain_attentions))
-    return read + given * arch.hidden_size
+    gates = sum(mixer.means.head_size for mixer in arch.plain_attentions if mixer.means)
+    return read + (given + gates) * arch.hidden_size
 
 
 def has_keys_twice(mixer: MixerSpec) -> bool:
@@ -262,6 +270,9 @@ def _attention(arch: ModelArch, mixer: MixerSpec) -> Counter[Shape]:
     if mixer.blocks is not None:
         index = mixer.blocks
         more += [((index.num_heads * index.head_size,), arch.hidden_size), ((index.head_size,), arch.hidden_size)]
+    if mixer.means is not None:
+        count, size = mixer.means.num_heads, mixer.means.head_size
+        more += [((count * size,), arch.hidden_size), ((size, size), arch.hidden_size)]
     return Counter([_qkv(arch, own), _output(arch, own), *more])
 
 
@@ -342,6 +353,7 @@ _MIXERS: Mapping[type[MixerSpec], Callable[[ModelArch, MixerSpec], Counter[Shape
         LightningSpec: linear_attention_linears,
         RgLruSpec: rg_lru_linears,
         ConvolvedQkvSpec: convolved_linears,
+        NGramSpec: ngram_linears,
     }
 )
 """The linear layers of a mixer, and how many it has of each."""
@@ -367,6 +379,7 @@ def _mixer_floats(arch: ModelArch, mixer: MixerSpec) -> int:
         biases += (mixer.output_bias is not None) * arch.hidden_size
         biases += (arch.norms.attended is not None) * own.query_size
         biases += 2 * mixer.blocks.head_size if mixer.blocks else 0
+        biases += (2 + mixer.means.rate) * mixer.means.head_size if mixer.means else 0
         biases += mixer.cached.head_size if mixer.difference is not None else 0
         biases += mixer.biases_keys * own.num_kv_heads * (1 + arch.attention_bias)
         gate = _gates_are_behind_queries(arch) * own.query_size
@@ -553,7 +566,9 @@ def _queries(arch: ModelArch) -> list[tuple[int, int | None]]:
 
 
 def _plain_queries(mixer: AttentionSpec) -> list[tuple[int, int | None]]:
-    size, index = mixer.cached.query_size, mixer.blocks
+    size, index, means = mixer.cached.query_size, mixer.blocks, mixer.means
+    if means is not None:
+        return [(size, means.num_tokens), (max(1, means.num_heads * means.head_size // (2 * means.rate)), None)]
     if index is None:
         return [(size, mixer.window)]
     return [(size, index.num_selected * index.block_size), (max(1, index.num_heads * index.head_size // 2), None)]

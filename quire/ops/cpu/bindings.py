@@ -14,6 +14,7 @@ from quire.ops.cpu.attention.compressed import (
     select_entries,
     store_rows,
     sum_streams,
+    tokens_of_entries,
     write_streams,
 )
 from quire.ops.cpu.attention.latent import latent_qkv, latent_values
@@ -35,6 +36,7 @@ from quire.ops.cpu.elementwise import (
     soft_cap,
     subtract_heads,
 )
+from quire.ops.cpu.gated_streams import dilated_conv, gate_values, ngram_rows, open_streams, stream_shares
 from quire.ops.cpu.norm import layer_norm, layer_norm_heads, rms_norm, rms_norm_columns
 from quire.ops.cpu.products.attention_experts import expert_outputs, expert_queries
 from quire.ops.cpu.products.embedding import embedding
@@ -108,10 +110,16 @@ OPS: MappingProxyType[str, Callable[..., object]] = MappingProxyType(
         "store_rows": store_rows,
         "compress": compress,
         "select_entries": select_entries,
+        "tokens_of_entries": tokens_of_entries,
         "compressed_attention": compressed_attention,
         "read_streams": read_streams,
         "sum_streams": sum_streams,
         "write_streams": write_streams,
+        "open_streams": open_streams,
+        "stream_shares": stream_shares,
+        "ngram_rows": ngram_rows,
+        "gate_values": gate_values,
+        "dilated_conv": dilated_conv,
         "row_max": row_max,
         "row_max_tensors": row_max_tensors,
         "allowed_max": allowed_max,

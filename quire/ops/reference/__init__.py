@@ -5,8 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from types import MappingProxyType
 
-from quire.ops.compressed import compress, compressed_attention, rotate_last, select_entries, store_rows
+from quire.ops.compressed import (
+    compress,
+    compressed_attention,
+    rotate_last,
+    select_entries,
+    store_rows,
+    tokens_of_entries,
+)
 from quire.ops.elementwise import activate, clip, gate, scale_heads, scale_shift, scale_tokens
+from quire.ops.gated_streams import dilated_conv, gate_values, ngram_rows, open_streams, stream_shares
 from quire.ops.graphs import Graphs
 from quire.ops.hyper import read_streams, sum_streams, write_streams
 from quire.ops.reference.attention import chunked_attention, paged_attention
@@ -91,10 +99,16 @@ OPS: MappingProxyType[str, Callable[..., object]] = MappingProxyType(
         "store_rows": store_rows,
         "compress": compress,
         "select_entries": select_entries,
+        "tokens_of_entries": tokens_of_entries,
         "compressed_attention": compressed_attention,
         "read_streams": read_streams,
         "sum_streams": sum_streams,
         "write_streams": write_streams,
+        "open_streams": open_streams,
+        "stream_shares": stream_shares,
+        "ngram_rows": ngram_rows,
+        "gate_values": gate_values,
+        "dilated_conv": dilated_conv,
         "row_max": row_max,
         "row_max_tensors": row_max_tensors,
         "allowed_max": allowed_max,

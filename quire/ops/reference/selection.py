@@ -56,10 +56,11 @@ def selected_attention(
     scale: float,
     run: int = 1,
     sinks: Tensor | None = None,
+    ends_early: bool = False,
 ) -> Tensor:
     """See `Ops.selected_attention`."""
     out = query.new_empty(query.shape[0], query.shape[1] * query.shape[2])
-    of_heads = selected if selected.dim() == 3 else selected.unsqueeze(1)
+    of_heads = selected if selected.dim() == 3 else selected.unsqueeze(1).expand(-1, kv_cache.shape[2], -1)
     of_sinks = (None,) * of_heads.shape[1] if sinks is None else sinks.chunk(of_heads.shape[1])
     scores = [Scores(scale=scale, sinks=own) for own in of_sinks]
     for index, tokens, first in _sequences(metadata):

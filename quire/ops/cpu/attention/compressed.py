@@ -74,9 +74,19 @@ def compress(tail: RowCache, entries: RowCache, weights: CompressorWeights, cos_
     )
 
 
-def select_entries(query: Tensor, weights: Tensor, entries: RowCache, *, rate: int, num_selected: int) -> Tensor:
+def tokens_of_entries(selected: Tensor, positions: Tensor, *, rate: int) -> Tensor:
+    """See `Ops.tokens_of_entries`."""
+    out = empty((selected.shape[0], selected.shape[1] * rate + rate - 1), torch.int32)
+    run_or_note(partial(plain.fill_tokens, rate=rate), out, selected, positions)
+    return out
+
+
+def select_entries(query: Tensor, weights: Tensor | None, entries: RowCache, *, rate: int, num_selected: int) -> Tensor:
     """See `Ops.select_entries`."""
     tokens, heads, size = query.shape
+    if weights is None:
+        weights = empty((tokens, heads), torch.float32)
+        run_or_note(_fill_with_ones, weights)
     selected = empty((tokens, num_selected), torch.int32)
     check(
         lib.qr_select_entries(
@@ -96,6 +106,10 @@ def select_entries(query: Tensor, weights: Tensor, entries: RowCache, *, rate: i
         )
     )
     return selected
+
+
+def _fill_with_ones(x: Tensor) -> None:
+    x.fill_(1.0)
 
 
 def compressed_attention(

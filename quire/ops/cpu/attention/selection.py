@@ -9,7 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from quire.ops.block_selection import by_runs
+from quire.ops.block_selection import by_runs, owners
 from quire.ops.cpu.attention.paged import attend_pages
 from quire.ops.cpu.attention.rows import row_places, step_sequences
 from quire.ops.cpu.library import check, load
@@ -85,6 +85,7 @@ def selected_attention(
     scale: float,
     run: int = 1,
     sinks: Tensor | None = None,
+    ends_early: bool = False,
 ) -> Tensor:
     """See `Ops.selected_attention`."""
     tokens, heads, head_size = query.shape
@@ -92,7 +93,79 @@ def selected_attention(
     if selected.dim() == 3:
         given = partial(_attend_runs, metadata=metadata, scale=scale, run=run, sinks=sinks)
         run_or_note(given, out, query, kv_cache, selected)
-        return out
+    elif kv_cache.shape[2] > 1 or ends_early:
+        given = partial(_attend_lists, metadata=metadata, scale=scale, sinks=sinks)
+        run_or_note(given, out, query, kv_cache, selected)
+    else:
+        _attend_tokens(out, query, kv_cache, selected, metadata=metadata, scale=scale, sinks=sinks)
+    return out
+
+
+def _attend_lists(
+    out: Tensor,
+    query: Tensor,
+    kv_cache: Tensor,
+    selected: Tensor,
+    *,
+    metadata: AttentionMetadata,
+    scale: float,
+    sinks: Tensor | None,
+) -> None:
+    """To the same tokens for every KV head: lists of one length after the other, for the library takes whole ones.
+
+    Mutates: out.
+    """
+    most = selected.shape[1]
+    if metadata.seq_lens.max() <= most:
+        attend_pages(out, query, kv_cache, metadata, scale=scale, sinks=sinks)
+        return
+    owner, positions = owners(metadata)
+    counts = (selected >= 0).sum(dim=1)
+    lengths = counts.masked_fill(counts > positions, most)  # those that attend to all that they see
+    for length in sorted({*lengths.tolist()}):
+        tokens = (lengths == length).nonzero().flatten()
+        alone = AttentionMetadata(
+            query_start=torch.arange(len(tokens) + 1, dtype=torch.int32),
+            seq_lens=(positions[tokens] + 1).int(),
+            block_tables=metadata.block_tables[owner[tokens]],
+            block_size=metadata.block_size,
+        )
+        chosen, given = selected[tokens, :length].contiguous(), query[tokens]
+        out[tokens] = _attend_heads(given, kv_cache, chosen, metadata=alone, scale=scale, sinks=sinks)
+
+
+def _attend_heads(
+    query: Tensor,
+    kv_cache: Tensor,
+    selected: Tensor,
+    *,
+    metadata: AttentionMetadata,
+    scale: float,
+    sinks: Tensor | None,
+) -> Tensor:
+    """Shapes: query [T, H, D] -> [T, H * D]."""
+    parts, kv_heads = [], kv_cache.shape[2]
+    for head, queries in enumerate(query.chunk(kv_heads, dim=1)):
+        part = query.new_empty(query.shape[0], queries.shape[1] * query.shape[2])
+        own = None if sinks is None else sinks.chunk(kv_heads)[head]
+        of_head = kv_cache[:, :, head : head + 1]
+        _attend_tokens(part, queries.contiguous(), of_head, selected, metadata=metadata, scale=scale, sinks=own)
+        parts.append(part)
+    return torch.cat(parts, dim=1)
+
+
+def _attend_tokens(
+    out: Tensor,
+    query: Tensor,
+    kv_cache: Tensor,
+    selected: Tensor,
+    *,
+    metadata: AttentionMetadata,
+    scale: float,
+    sinks: Tensor | None,
+) -> None:
+    """To those of one KV head. Mutates: out."""
+    _, heads, head_size = query.shape
     check(
         lib.qr_selected_attention(
             out.data_ptr(),
@@ -108,7 +181,6 @@ def selected_attention(
             None if sinks is None else sinks.data_ptr(),
         )
     )
-    return out
 
 
 def _attend_runs(
