@@ -20,10 +20,10 @@ import torch
 from benchmarks.ops import Case, read_bandwidth
 from quire.config.layers.experts import ClampedGate, Routing
 from quire.ops.backends import Op, implementation_of
+from quire.ops.contracts.operands import ExpertWeights, LinearWeight, MixtureWeights
 from quire.ops.cpu import library
 from quire.ops.cpu.products.gemm import gated_linear, linear
 from quire.ops.cpu.runtime import memory
-from quire.ops.operands import ExpertWeights, LinearWeight, MixtureWeights
 from quire.ops.reference.experts import parts_of, route
 from quire.ops.threads import one_thread
 

@@ -23,7 +23,7 @@ import torch
 
 from benchmarks.checkpoints import QWEN3_06B
 from quire import LLM, LLMEngine, SamplingParams
-from quire.config.memory.weight_bytes import weight_bytes
+from quire.config.memory.weights.sizes import weight_bytes
 
 SHAPES: dict[str, dict[str, object]] = {
     "qwen3-0.6b": QWEN3_06B,

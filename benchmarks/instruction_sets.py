@@ -18,8 +18,8 @@ import torch
 
 from benchmarks.ops import copy_of, seconds
 from quire.ops.backends import implementation_of
+from quire.ops.contracts.operands import LinearWeight
 from quire.ops.cpu import library
-from quire.ops.operands import LinearWeight
 
 DENSE = ("bfloat16", "float32", "float16")
 

@@ -28,12 +28,9 @@ import torch
 from torch.nn import functional as F
 
 from quire.attention.context import AttentionMetadata
-from quire.config.memory.weight_formats import BITS, BY_NAME, NESTED_BLOCK, Codes, Shift
+from quire.config.memory.weights.formats import BITS, BY_NAME, NESTED_BLOCK, Codes, Shift
 from quire.ops.backends import Op, implementation_of
-from quire.ops.cpu import library
-from quire.ops.cpu.products.gemm import linear_into
-from quire.ops.cpu.runtime import memory
-from quire.ops.operands import (
+from quire.ops.contracts.operands import (
     ConvWeights,
     GatedDeltaWeights,
     LightningWeights,
@@ -45,6 +42,9 @@ from quire.ops.operands import (
     RopeAndCacheSpec,
     StateMetadata,
 )
+from quire.ops.cpu import library
+from quire.ops.cpu.products.gemm import linear_into
+from quire.ops.cpu.runtime import memory
 
 ROWS = (1, 4, 8, 16, 32, 64, 128, 256, 1024)
 
@@ -129,7 +129,7 @@ def linear_cases(ops: dict[str, Op], args: argparse.Namespace) -> list[Case]:
 
 
 def quantized(ops: dict[str, Op], name: str, out: int, inner: int) -> LinearWeight:
-    """Random values of a format of `weight_formats`, as a checkpoint would bring them."""
+    """Random values of a format of `config.memory.weights.formats`, as a checkpoint would bring them."""
     format = BY_NAME[name]
     bits = BITS[format.codes]
     low, high = {Codes.LEVELS: (0, 16), Codes.FLOAT8: (-127, 120)}.get(format.codes, (-(1 << bits - 1), 1 << bits - 1))

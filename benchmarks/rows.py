@@ -17,8 +17,8 @@ from typing import NamedTuple
 import torch
 
 from quire.ops.backends import ops_of
-from quire.ops.contract import Ops
-from quire.ops.operands import AttentionMetadata, CompressorWeights, RowCache
+from quire.ops.contracts.operands import AttentionMetadata, CompressorWeights, RowCache
+from quire.ops.contracts.ops import Ops
 
 PAGE = 128
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from quire.ops.operands import AttentionMetadata, StateMetadata
+from quire.ops.contracts.operands import AttentionMetadata, StateMetadata
 
 if TYPE_CHECKING:
     from torch import Tensor

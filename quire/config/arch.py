@@ -22,7 +22,7 @@ from quire.config.layers.mixers import AttentionSpec, CompressedAttentionSpec, L
 from quire.config.layers.recurrent_mixers import ConvolvedQkvSpec, RecurrentSpec, parts_of
 from quire.config.layers.rope import RopeConfig, attention_factor, read_ropes
 from quire.config.layers.streams import GatedStreamsSpec, HyperSpec, LayerEmbeddingsSpec, SphereSpec, StreamsSpec
-from quire.config.memory.stored_weights import THROUGH_TRANSFORMERS, StoredWeights
+from quire.config.memory.weights.stored import THROUGH_TRANSFORMERS, StoredWeights
 from quire.config.quantized.config import StoredQuantization, read_quantization
 from quire.config.quantized.stored import StoredFormat
 from quire.config.text_part import text_part

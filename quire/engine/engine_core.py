@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 from quire.config.engine import CacheConfig, QuireConfig
-from quire.config.memory.weight_shapes import context_per_token, window_shares
+from quire.config.memory.weights.shapes import context_per_token, window_shares
 from quire.core.kv.block_manager import BlockManager
 from quire.core.kv.tiers import KVTiers
 from quire.core.order.budget import SHORT_STEP_WORK, StepCost

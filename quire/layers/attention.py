@@ -9,8 +9,8 @@ from torch import Tensor
 
 from quire.attention.context import ForwardContext, GroupContext
 from quire.config.layers.mixers import PositionScale
-from quire.ops.contract import Ops
-from quire.ops.operands import RopeAndCacheSpec
+from quire.ops.contracts.operands import RopeAndCacheSpec
+from quire.ops.contracts.ops import Ops
 
 
 @lru_cache(maxsize=4)

@@ -12,7 +12,7 @@ from quire.errors import ConfigError
 from quire.layers.context import LayerContext
 from quire.layers.quantization.schemes import DENSE
 from quire.layers.weights import ShardSpec
-from quire.ops.operands import AttentionExpertWeights, LinearWeight
+from quire.ops.contracts.operands import AttentionExpertWeights, LinearWeight
 
 
 def attention_expert_weights(arch: ModelArch, spec: AttentionExperts, ctx: LayerContext) -> AttentionExpertWeights:

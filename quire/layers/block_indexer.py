@@ -17,7 +17,7 @@ from quire.layers.attention import Attention
 from quire.layers.context import LayerContext
 from quire.layers.linear import Linear
 from quire.layers.norm import RMSNorm
-from quire.ops.operands import RopeAndCacheSpec, RowCache
+from quire.ops.contracts.operands import RopeAndCacheSpec, RowCache
 
 PUBLISHED, RESAVED = "index_", "indexer."
 """What the names of weights begin with: as published, and where transformers wrote them."""

@@ -23,7 +23,7 @@ from quire.layers.norm import RMSNorm
 from quire.layers.quantization.schemes import DENSE
 from quire.layers.rotary import rotary_table
 from quire.layers.weights import ShardSpec
-from quire.ops.operands import CompressorWeights, HeadWeights, LatentSpec, LinearWeight, RowCache
+from quire.ops.contracts.operands import CompressorWeights, HeadWeights, LatentSpec, LinearWeight, RowCache
 
 COMPRESSOR = "compressor"
 INDEXER = "indexer"

@@ -15,8 +15,8 @@ from quire.errors import CheckpointError, ConfigError
 from quire.layers.quantization.read import read_rows, stored_names
 from quire.layers.quantization.schemes import STORED, WeightScheme, copied, copy_rows, plain
 from quire.layers.weights import WHOLE, HeadOrder, Rows, ShardSpec, WeightMap, WeightReader, multiplied
-from quire.ops.contract import Ops
-from quire.ops.operands import BlockTable, LinearWeight
+from quire.ops.contracts.operands import BlockTable, LinearWeight
+from quire.ops.contracts.ops import Ops
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from torch import Tensor
 from quire.config.family_spec import WaveSpec
 from quire.layers.context import LayerContext
 from quire.layers.weights import WHOLE
-from quire.ops.operands import BlockTable, Largest, LinearWeight
+from quire.ops.contracts.operands import BlockTable, Largest, LinearWeight
 
 
 class Embedding:

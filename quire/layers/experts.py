@@ -19,7 +19,7 @@ from quire.layers.context import LayerContext
 from quire.layers.linear import GatedLinear, Linear
 from quire.layers.quantization.schemes import DENSE, plain
 from quire.layers.weights import Rows, ShardSpec, split_rows
-from quire.ops.operands import ExpertWeights, LinearWeight, MixtureWeights
+from quire.ops.contracts.operands import ExpertWeights, LinearWeight, MixtureWeights
 
 BLOCKS = ("mlp", "block_sparse_moe")
 """What transformers 5 calls every block, where it does not keep to the names of older checkpoints; and a block that

@@ -19,7 +19,7 @@ from quire.layers.context import LayerContext
 from quire.layers.linear import Linear
 from quire.layers.recurrent import conv_weights, decay_of, refuse_split
 from quire.layers.weights import Rows, split_rows
-from quire.ops.operands import ConvWeights, GatedDeltaWeights, LightningWeights, LinearWeight, RgLruWeights
+from quire.ops.contracts.operands import ConvWeights, GatedDeltaWeights, LightningWeights, LinearWeight, RgLruWeights
 
 RG_LRU_FACTOR = -8.0
 """Of the logarithm of what the RG-LRU keeps of its state (c in https://arxiv.org/abs/2402.19427)."""

@@ -22,7 +22,7 @@ from quire.layers.linear import Linear
 from quire.layers.norm import LayerNorm
 from quire.layers.quantization.schemes import DENSE
 from quire.layers.weights import split_rows
-from quire.ops.operands import RopeAndCacheSpec
+from quire.ops.contracts.operands import RopeAndCacheSpec
 
 
 class Indexer:

@@ -26,7 +26,7 @@ from quire.layers.linear import Linear
 from quire.layers.norm import RMSNorm
 from quire.layers.rotary import rotary_table
 from quire.layers.weights import WHOLE, ShardSpec, split_rows
-from quire.ops.operands import HeadWeights, LatentSpec, LinearWeight, RopeAndCacheSpec
+from quire.ops.contracts.operands import HeadWeights, LatentSpec, LinearWeight, RopeAndCacheSpec
 
 LATENT_AND_KEY = "kv_a_proj_with_mqa"
 KEYS_AND_VALUES = "kv_b_proj.weight"

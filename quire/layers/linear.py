@@ -9,8 +9,8 @@ from torch import Tensor
 
 from quire.layers.context import LayerContext
 from quire.layers.weights import HeadOrder, ShardSpec
-from quire.ops.contract import Ops
-from quire.ops.operands import LinearWeight
+from quire.ops.contracts.operands import LinearWeight
+from quire.ops.contracts.ops import Ops
 
 
 class Linear:

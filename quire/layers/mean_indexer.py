@@ -18,7 +18,7 @@ from quire.layers.context import LayerContext
 from quire.layers.linear import Linear
 from quire.layers.norm import RMSNorm
 from quire.layers.rotary import rotary_table
-from quire.ops.operands import CompressorWeights, RowCache
+from quire.ops.contracts.operands import CompressorWeights, RowCache
 
 PRODUCT = "index_qk_proj.weight"
 

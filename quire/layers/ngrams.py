@@ -19,7 +19,7 @@ from quire.layers.context import LayerContext
 from quire.layers.linear import Linear
 from quire.layers.norm import StreamNorm
 from quire.layers.recurrent import conv_weights
-from quire.ops.operands import NGramHashes
+from quire.ops.contracts.operands import NGramHashes
 
 TABLE = "ngram_embedding"
 

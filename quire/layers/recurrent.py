@@ -16,7 +16,7 @@ from quire.errors import ConfigError
 from quire.layers.context import LayerContext
 from quire.layers.linear import Linear
 from quire.layers.weights import ShardSpec
-from quire.ops.operands import ConvWeights, LinearWeight, Mamba2Weights, MambaWeights
+from quire.ops.contracts.operands import ConvWeights, LinearWeight, Mamba2Weights, MambaWeights
 
 PlainSpec = MambaSpec | Mamba2Spec | ShortConvSpec
 """Mixers between one product in and one out."""

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from quire.config.family_spec import WeightNames
 from quire.config.quantized.stored import Header
-from quire.ops.blocks import unpack_blocks
-from quire.ops.operands import BlockRows, StoredRows
+from quire.ops.contracts.operands import BlockRows, StoredRows
+from quire.ops.shared.blocks import unpack_blocks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from quire.config.arch import ModelArch
-from quire.config.memory.stored_weights import THROUGH_TRANSFORMERS, StoredWeights
+from quire.config.memory.weights.stored import THROUGH_TRANSFORMERS, StoredWeights
 from quire.errors import CheckpointError, ConfigError
 from quire.loader.checkpoint import Checkpoint
 from quire.loader.headers import raise_problems
@@ -30,7 +30,7 @@ from quire.models.fallback.attention import NAME, register
 from quire.models.fallback.config import class_of, describe, quiet, read_config
 from quire.models.fallback.model import TransformersModel
 from quire.models.fallback.trial import try_model
-from quire.ops.contract import Ops
+from quire.ops.contracts.ops import Ops
 
 log = get_logger(__name__)
 

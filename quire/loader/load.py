@@ -20,7 +20,7 @@ from quire.loader.unread import SECOND_HEAD, unread_parts, why_needless
 from quire.log import get_logger
 from quire.models.interfaces import Model, ModelClass
 from quire.models.registry import ModelRegistry
-from quire.ops.contract import Ops
+from quire.ops.contracts.ops import Ops
 
 log = get_logger(__name__)
 

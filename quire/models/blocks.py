@@ -46,7 +46,7 @@ from quire.layers.rotary import rotary_table
 from quire.layers.weights import HeadOrder, Rows, split_rows
 from quire.models.head_norms import NO_NORMS, FusedNorms, fused_norms, separate_norms
 from quire.models.narrow_values import narrow_output, narrow_projection
-from quire.ops.operands import RopeAndCacheSpec
+from quire.ops.contracts.operands import RopeAndCacheSpec
 
 
 class Mixer(Protocol):

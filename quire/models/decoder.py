@@ -16,7 +16,7 @@ from quire.layers.embedding import Embedding, LMHead, Waves
 from quire.layers.norm import GatedNorm, Norm, model_norm
 from quire.layers.weights import WHOLE
 from quire.models.blocks import Mlp, mixer_of, mlp_of
-from quire.ops.operands import Largest
+from quire.ops.contracts.operands import Largest
 
 
 class DecoderLayer:

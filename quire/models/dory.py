@@ -19,8 +19,8 @@ from quire.layers.linear import GatedLinear, Linear
 from quire.models.blocks import attention_of
 from quire.models.decoder import DecoderForCausalLM
 from quire.models.head_norms import FusedNorms
-from quire.ops.contract import Ops
-from quire.ops.operands import Largest, LinearWeight
+from quire.ops.contracts.operands import Largest, LinearWeight
+from quire.ops.contracts.ops import Ops
 
 EPS = 1e-6
 """Added to squares of lengths."""

@@ -15,7 +15,7 @@ from quire.layers.norm import model_norm
 from quire.layers.quantization.schemes import DENSE
 from quire.models.blocks import mixer_of, mlp_of
 from quire.models.decoder import DecoderForCausalLM
-from quire.ops.operands import HyperWeights
+from quire.ops.contracts.operands import HyperWeights
 
 
 class HyperConnection:

@@ -9,7 +9,7 @@ from torch import Tensor
 from quire.attention.context import ForwardContext
 from quire.config.arch import ModelArch
 from quire.layers.context import LayerContext
-from quire.ops.operands import Largest
+from quire.ops.contracts.operands import Largest
 
 
 class Model(Protocol):

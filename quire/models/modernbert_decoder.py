@@ -10,7 +10,7 @@ from quire.layers.context import LayerContext
 from quire.layers.linear import Linear
 from quire.layers.norm import model_norm
 from quire.models.decoder import DecoderForCausalLM
-from quire.ops.operands import Largest
+from quire.ops.contracts.operands import Largest
 
 
 class ModernBertDecoderForCausalLM(DecoderForCausalLM):

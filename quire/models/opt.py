@@ -12,7 +12,7 @@ from quire.layers.embedding import Embedding, LMHead
 from quire.layers.linear import Linear
 from quire.layers.norm import model_norm
 from quire.models.blocks import attention_of
-from quire.ops.operands import Largest
+from quire.ops.contracts.operands import Largest
 
 
 class OPTLayer:

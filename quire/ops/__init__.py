@@ -1,1 +1,1 @@
-"""Ops: their contracts in `contract.Ops`, implementations by name in `backends`."""
+"""Ops: their contracts in `contracts.ops.Ops`, implementations by name in `backends`."""

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import NoReturn
 
 from quire.errors import ConfigError
-from quire.ops.contract import Ops
+from quire.ops.contracts.ops import Ops
 
 IMPLEMENTATIONS = MappingProxyType(
     {"reference": "quire.ops.reference", "cpu": "quire.ops.cpu", "triton": "quire.ops.triton"}

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import torch
 
-from quire.ops.contract import Ops
+from quire.ops.contracts.ops import Ops
 from quire.sampling.grammar_masks import GrammarMasks
 from quire.sampling.processors import processors_for
 from quire.sampling.random import UniformStreams

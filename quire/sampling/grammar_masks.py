@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quire.ops.contract import Ops
+from quire.ops.contracts.ops import Ops
 from quire.sampling.row import SamplingRow
 from quire.structured.backend import GrammarBackend, Masks, Matcher, mask_words
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from quire.messages.output import PositionLogprobs
-from quire.ops.contract import Ops
+from quire.ops.contracts.ops import Ops
 
 
 def prompt_logprobs(ops: Ops, logits: Tensor, chosen_ids: Sequence[int], k: int) -> list[PositionLogprobs]:

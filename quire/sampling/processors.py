@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from quire.messages.request import EngineCoreRequest
-from quire.ops.contract import Ops
+from quire.ops.contracts.ops import Ops
 from quire.sampling.row import SamplingRow
 
 

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from quire.messages.output import Failure, PositionLogprobs
-from quire.ops.contract import Ops
-from quire.ops.operands import Largest
+from quire.ops.contracts.operands import Largest
+from quire.ops.contracts.ops import Ops
 from quire.sampling.batch import SamplingBatch, SamplingRow
 from quire.sampling.drawn import Candidates, DrawnTokens, SampledTokens, not_finite
 from quire.sampling.logprobs import position_logprobs

@@ -18,7 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from quire.config.engine import Capabilities, QuireConfig
-from quire.config.memory.weight_shapes import query_sizes, weight_shapes
+from quire.config.memory.weights.shapes import query_sizes, weight_shapes
 from quire.errors import ConfigError
 from quire.messages.kv import DTYPE_BYTES, StateSpec
 from quire.simulation.cost_model import CostModel

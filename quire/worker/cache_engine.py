@@ -13,7 +13,7 @@ from torch import Tensor
 from quire.messages.kv import KVLayout, PageSpec, StatePage
 from quire.messages.kv_tiers import PageMove
 from quire.messages.step import SchedulerOutputs
-from quire.ops.contract import Ops
+from quire.ops.contracts.ops import Ops
 from quire.sampling.torch_mode import torch_mode
 from quire.utils.threads import start_essential
 from quire.worker.kv_store import Page, PageStore, digest_of

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from quire.log import get_logger
 from quire.models.interfaces import Model
-from quire.ops.contract import Ops
-from quire.ops.operands import Graph, Largest
+from quire.ops.contracts.operands import Graph, Largest
+from quire.ops.contracts.ops import Ops
 from quire.sampling.torch_mode import torch_mode
 from quire.worker.graph_cache import GraphCache
 from quire.worker.input_builder import InputBuilder, StepShape

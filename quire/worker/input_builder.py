@@ -14,7 +14,7 @@ from torch import Tensor
 from quire.attention.context import AttentionMetadata, ForwardContext, GroupContext, StateMetadata
 from quire.messages.kv import KVLayout
 from quire.messages.step import SchedulerOutputs
-from quire.ops.contract import Ops
+from quire.ops.contracts.ops import Ops
 from quire.sampling.row import ON_DEVICE
 from quire.utils.math import cdiv
 from quire.worker.device_link import Link

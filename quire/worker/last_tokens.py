@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from quire.ops.contract import Ops
+from quire.ops.contracts.ops import Ops
 
 
 class LastTokens:

@@ -11,8 +11,8 @@ from torch import Tensor
 from quire.messages.output import PositionLogprobs
 from quire.messages.step import ModelRunnerOutput, SchedulerOutputs
 from quire.models.interfaces import Model
-from quire.ops.contract import Ops
-from quire.ops.operands import Largest
+from quire.ops.contracts.operands import Largest
+from quire.ops.contracts.ops import Ops
 from quire.platforms.cores import allowed_cpus
 from quire.sampling.batch import SamplingBatch
 from quire.sampling.drawn import DrawnTokens

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire.config.memory.activations import activation_bytes
+from quire.config.memory.activations.step import activation_bytes
 from quire.ops.backends import ops_of
 from tests.engine.test_parity import available_ops
 from tests.family_configs import RECURRENT

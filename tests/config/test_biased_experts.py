@@ -9,7 +9,7 @@ import pytest
 from quire.config.arch import ModelArch
 from quire.config.layers.experts import ClampedGate, ExpertsSpec, Scores
 from quire.config.layers.rope import RopeType
-from quire.config.memory.weight_shapes import num_active_parameters, num_parameters
+from quire.config.memory.weights.shapes import num_active_parameters, num_parameters
 from quire.errors import ConfigError
 
 GPT_OSS_20B: dict[str, Any] = {

@@ -9,8 +9,8 @@ import pytest
 from quire.config.arch import ModelArch
 from quire.config.layers.experts import ClampedGate
 from quire.config.layers.mixers import BlockIndexerSpec
-from quire.config.memory.scratch import block_selection_bytes
-from quire.config.memory.weight_shapes import num_parameters, query_sizes, window_shares
+from quire.config.memory.activations.scratch import block_selection_bytes
+from quire.config.memory.weights.shapes import num_parameters, query_sizes, window_shares
 from quire.errors import ConfigError
 from quire.messages.kv import FullAttentionSpec
 

@@ -15,8 +15,8 @@ from quire.config.layers.compressed import HEAVY, SLIDING, SPARSE
 from quire.config.layers.experts import Scores
 from quire.config.layers.mixers import CompressedAttentionSpec
 from quire.config.layers.rope import RopeType
-from quire.config.memory.scratch import COMPRESSED_BYTES, compressed_bytes
-from quire.config.memory.weight_shapes import (
+from quire.config.memory.activations.scratch import COMPRESSED_BYTES, compressed_bytes
+from quire.config.memory.weights.shapes import (
     context_per_token,
     num_active_parameters,
     num_parameters,

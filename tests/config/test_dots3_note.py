@@ -9,7 +9,7 @@ import pytest
 
 from quire.config.arch import ModelArch
 from quire.config.layers.mixers import LatentAttentionSpec
-from quire.config.memory.weight_shapes import num_parameters, window_shares
+from quire.config.memory.weights.shapes import num_parameters, window_shares
 from quire.errors import ConfigError
 from tests.checkpoints import parameters_in_transformers
 

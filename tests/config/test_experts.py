@@ -8,7 +8,7 @@ import pytest
 
 from quire.config.arch import ModelArch
 from quire.config.layers.experts import ExpertsSpec, Routing
-from quire.config.memory.weight_shapes import num_active_parameters, num_parameters
+from quire.config.memory.weights.shapes import num_active_parameters, num_parameters
 from quire.errors import ConfigError
 
 QWEN3_30B_A3B: dict[str, Any] = {

@@ -9,7 +9,7 @@ import pytest
 from quire.config.arch import ModelArch
 from quire.config.layers.mixers import AttentionSpec, LatentAttentionSpec
 from quire.config.layers.recurrent_mixers import GatedDeltaSpec, LightningSpec, RgLruSpec
-from quire.config.memory.weight_shapes import num_active_parameters, num_parameters
+from quire.config.memory.weights.shapes import num_active_parameters, num_parameters
 from quire.errors import ConfigError
 from quire.messages.codec import Codec, FrameReader
 from tests.config.test_recurrent import Told

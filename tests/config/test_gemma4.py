@@ -9,7 +9,7 @@ import pytest
 
 from quire.config.arch import ModelArch
 from quire.config.layers.layer_kinds import Heads
-from quire.config.memory.weight_shapes import num_active_parameters, num_parameters
+from quire.config.memory.weights.shapes import num_active_parameters, num_parameters
 from quire.errors import ConfigError
 from quire.messages.kv import FullAttentionSpec
 

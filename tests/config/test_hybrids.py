@@ -10,8 +10,8 @@ from quire.config.arch import ModelArch
 from quire.config.family_spec import MlpKind
 from quire.config.layers.mixers import AttentionSpec, Factors
 from quire.config.layers.recurrent_mixers import GateNorm, Mamba2Spec
-from quire.config.memory.weight_bytes import loading_bytes
-from quire.config.memory.weight_shapes import num_parameters, weight_shapes
+from quire.config.memory.weights.shapes import num_parameters, weight_shapes
+from quire.config.memory.weights.sizes import loading_bytes
 from quire.errors import ConfigError
 from quire.messages.kv import FullAttentionSpec, StateSpec
 

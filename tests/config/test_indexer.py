@@ -11,8 +11,8 @@ import pytest
 from quire.config.arch import ModelArch
 from quire.config.layers.any_mixer import MixerSpec
 from quire.config.layers.mixers import IndexerSpec, LatentAttentionSpec
-from quire.config.memory.scratch import SELECTION_BYTES, selection_bytes
-from quire.config.memory.weight_shapes import (
+from quire.config.memory.activations.scratch import SELECTION_BYTES, selection_bytes
+from quire.config.memory.weights.shapes import (
     context_per_token,
     num_active_parameters,
     num_parameters,

@@ -9,7 +9,7 @@ import pytest
 
 from quire.config.arch import ModelArch
 from quire.config.layers.mixers import LatentAttentionSpec
-from quire.config.memory.weight_shapes import num_active_parameters, num_parameters
+from quire.config.memory.weights.shapes import num_active_parameters, num_parameters
 from quire.errors import ConfigError
 
 DEEPSEEK_V2_LITE: dict[str, Any] = {

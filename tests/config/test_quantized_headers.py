@@ -20,7 +20,7 @@ from quire.config.quantized.stored import Header, Packing
 from quire.errors import CheckpointError, ConfigError
 from quire.layers.quantization.unpack import UNPACK
 from quire.loader.mapped_file import STORED_DTYPES
-from quire.ops.dequantize import dequantize
+from quire.ops.shared.dequantize import dequantize
 from tests.quantized_layouts import ct_config
 
 LAYER = "model.layers.0.mlp.up_proj"

@@ -10,7 +10,7 @@ import pytest
 from quire.config.arch import ModelArch
 from quire.config.layers.mixers import MeanIndexerSpec
 from quire.config.layers.recurrent_mixers import GatedDeltaSpec, NGramSpec
-from quire.config.memory.weight_shapes import num_parameters, query_sizes, weight_shapes, window_shares
+from quire.config.memory.weights.shapes import num_parameters, query_sizes, weight_shapes, window_shares
 from quire.errors import ConfigError
 from quire.messages.kv import FullAttentionSpec, SlidingWindowSpec, StateSpec
 from tests.checkpoints import parameters_in_transformers

@@ -9,7 +9,7 @@ import pytest
 
 from quire.config.arch import LayerSpec, ModelArch
 from quire.config.memory.plan import MemoryUse, plan_memory
-from quire.config.memory.weight_shapes import context_per_token, num_parameters
+from quire.config.memory.weights.shapes import context_per_token, num_parameters
 from quire.messages.codec import Codec, FrameReader
 from quire.messages.kv import PageSpec, StatePage, StateSpec
 

@@ -15,7 +15,7 @@ from quire.config.arch import ModelArch
 from quire.config.engine import Capabilities, QuireConfig
 from quire.config.flags.args import EngineArgs
 from quire.config.memory.plan import PROCESS_BYTES, MemoryUse, grammar_bytes, host_bytes_per_block, plan_memory
-from quire.config.memory.weight_bytes import weight_bytes
+from quire.config.memory.weights.sizes import weight_bytes
 from quire.config.resolve import resolve
 from quire.errors import ConfigError
 from tests.config.test_arch import LLAMA

@@ -12,20 +12,20 @@ import torch
 from torch import Tensor
 
 from quire.config.arch import ModelArch
-from quire.config.memory.weight_bytes import packed_bytes, weight_bytes
-from quire.config.memory.weight_formats import COMPACT_ISAS
-from quire.config.memory.weight_shapes import (
+from quire.config.memory.weights.formats import COMPACT_ISAS
+from quire.config.memory.weights.shapes import (
     LinearShape,
     context_per_token,
     num_parameters,
     weight_shapes,
     window_shares,
 )
+from quire.config.memory.weights.sizes import packed_bytes, weight_bytes
 from quire.loader.load import load_model
 from quire.ops.backends import ops_of
+from quire.ops.contracts.operands import LightningWeights
 from quire.ops.cpu.library import isa, load
 from quire.ops.cpu.runtime.dtypes import COMPACT, WEIGHT_DTYPES
-from quire.ops.operands import LightningWeights
 from tests.engine.test_parity import available_ops
 from tests.family_configs import FAMILIES
 

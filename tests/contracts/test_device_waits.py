@@ -17,8 +17,8 @@ import quire
 PACKAGE = Path(quire.__file__).parent
 PLACES = (
     "ops/triton",
-    "ops/blocks.py",
-    "ops/dequantize.py",
+    "ops/shared/blocks.py",
+    "ops/shared/dequantize.py",
     "layers",
     "models",
     "sampling/drawn.py",

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 import quire
 from quire import LLM, SamplingParams
-from quire.config.memory.weight_bytes import weight_bytes
+from quire.config.memory.weights.sizes import weight_bytes
 from quire.errors import ConfigError
 from quire.loader.model_impl import read_model_arch
 from quire.ops.backends import ops_of

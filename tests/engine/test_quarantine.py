@@ -18,7 +18,7 @@ from quire.executor.base import Executor
 from quire.executor.inproc import InprocExecutor
 from quire.messages.output import FinishReason
 from quire.messages.step import ModelRunnerOutput, SchedulerOutputs
-from quire.ops.operands import Largest
+from quire.ops.contracts.operands import Largest
 from quire.worker.graph_runner import GraphRunner
 from quire.worker.input_builder import StepShape
 from tests.conftest import Checkpoint

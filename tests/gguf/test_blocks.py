@@ -10,11 +10,11 @@ from gguf.quants import dequantize as dequantize_blocks
 from gguf.quants import quantize
 
 from quire.config.gguf.tensor_types import BY_NAME, PLAIN, QUANTIZED, TENSOR_TYPES
-from quire.config.memory.weight_formats import native_format
-from quire.ops import blocks
-from quire.ops.blocks import unpack_blocks
-from quire.ops.dequantize import dequantize
-from quire.ops.operands import BlockRows, QuantizedRows
+from quire.config.memory.weights.formats import native_format
+from quire.ops.contracts.operands import BlockRows, QuantizedRows
+from quire.ops.shared import blocks
+from quire.ops.shared.blocks import unpack_blocks
+from quire.ops.shared.dequantize import dequantize
 
 ROUNDING = 2.0**-22
 """Of float32: an offset may be rounded once more than in a product with a code from zero on."""

@@ -21,8 +21,8 @@ from quire.errors import ConfigError
 from quire.loader.checkpoint import TensorSource, open_checkpoint
 from quire.loader.mapped_file import STORED_DTYPES
 from quire.loader.model_impl import read_model_arch
-from quire.ops.blocks import unpack_blocks
-from quire.ops.operands import BlockRows
+from quire.ops.contracts.operands import BlockRows
+from quire.ops.shared.blocks import unpack_blocks
 from quire.tokenizer.tokenizer import load_tokenizer
 from tests.checkpoints import make_checkpoint
 from tests.gguf.files import GgufFile

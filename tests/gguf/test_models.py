@@ -20,7 +20,7 @@ from quire.config.gguf.config_json import gguf_config, report_unknown
 from quire.config.gguf.files import read_gguf
 from quire.config.gguf.metadata import GgufKeys
 from quire.config.gguf.tensor_types import BY_NAME, QUANTIZED
-from quire.config.memory.weight_bytes import weight_bytes
+from quire.config.memory.weights.sizes import weight_bytes
 from quire.errors import CheckpointError, ConfigError
 from quire.loader.checkpoint import open_checkpoint
 from quire.loader.gguf.names import translated

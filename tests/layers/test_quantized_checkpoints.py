@@ -10,7 +10,7 @@ import torch
 from quire.config.quantized.config import read_quantization
 from quire.layers.quantization.unpack import UNPACK
 from quire.loader.checkpoint import Checkpoint
-from quire.ops.dequantize import dequantize
+from quire.ops.shared.dequantize import dequantize
 from tests.quantized_checkpoints import FORMATS, make_quantized_checkpoint
 
 PROMPT = [11, 92, 45, 200, 7, 31, 150, 64]

@@ -18,7 +18,7 @@ from quire.layers.quantization.read import read_rows
 from quire.layers.weights import WHOLE, WeightMap
 from quire.loader.checkpoint import Checkpoint
 from quire.loader.readers import CheckpointReader
-from quire.ops.dequantize import dequantize
+from quire.ops.shared.dequantize import dequantize
 from tests.quantized_checkpoints import Written, modelopt_nvfp4, nvfp4
 from tests.quantized_layouts import awq, bnb_nf4, ct_config, ct_int8, ct_packed, fp8, gptq
 

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from quire.config.arch import ModelArch
-from quire.config.memory.weight_bytes import weight_bytes
+from quire.config.memory.weights.sizes import weight_bytes
 from quire.errors import CheckpointError, ConfigError
 from quire.loader.model_impl import with_stored_formats
 from quire.ops.backends import ops_of

@@ -15,7 +15,7 @@ import pytest
 import quire
 from quire.cli.commands.run import RULE
 from quire.config.families import ARCHITECTURES
-from quire.config.memory.weight_formats import COMPACT_ISAS
+from quire.config.memory.weights.formats import COMPACT_ISAS
 from quire.errors import ConfigError, ModelNotFound
 from quire.loader import hub
 from quire.loader.names import is_repository, names_a_model, repository_of, short_name_of, short_names

@@ -14,8 +14,8 @@ from quire.config.arch import ModelArch
 from quire.loader.load import load_model
 from quire.messages.kv import SlidingWindowSpec
 from quire.models.interfaces import Model
-from quire.ops.contract import Ops
-from quire.ops.operands import AttentionMetadata, StateMetadata
+from quire.ops.contracts.operands import AttentionMetadata, StateMetadata
+from quire.ops.contracts.ops import Ops
 from quire.worker.cache_engine import allocate_parts, caches_of
 
 

@@ -21,8 +21,8 @@ from quire.executor.inproc import InprocExecutor
 from quire.messages.request import EngineCoreRequest
 from quire.observability.ledger import Ledger
 from quire.ops.backends import implementation_of
-from quire.ops.contract import Ops
-from quire.ops.operands import Largest
+from quire.ops.contracts.operands import Largest
+from quire.ops.contracts.ops import Ops
 from quire.worker.graph_runner import GraphRunner
 from quire.worker.input_builder import StepInputs, StepShape
 

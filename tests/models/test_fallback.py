@@ -12,7 +12,7 @@ from torch import Tensor
 
 from quire.config.arch import ModelArch
 from quire.config.memory.plan import MemoryUse, plan_memory
-from quire.config.memory.weight_shapes import num_parameters
+from quire.config.memory.weights.shapes import num_parameters
 from quire.errors import CheckpointError, ConfigError, MissingDependency
 from quire.loader import model_impl
 from quire.loader.load import load_model
@@ -20,7 +20,7 @@ from quire.loader.model_impl import check_runs, read_model_arch
 from quire.models.fallback.attention import Mask
 from quire.models.fallback.model import TransformersModel
 from quire.ops.backends import ops_of
-from quire.ops.contract import Ops
+from quire.ops.contracts.ops import Ops
 from quire.sampling.torch_mode import torch_mode
 from tests.checkpoints import in_transformers, one_thread
 from tests.conftest import Checkpoint

@@ -16,10 +16,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from quire.config.memory.weight_shapes import num_parameters
+from quire.config.memory.weights.shapes import num_parameters
 from quire.loader.unread import DECAYS, unread_parts
 from quire.ops.backends import ops_of
-from quire.ops.contract import Ops
+from quire.ops.contracts.ops import Ops
 from tests.checkpoints import in_transformers, one_thread
 from tests.family_configs import FAMILIES
 from tests.models.cases import CASES

@@ -12,8 +12,8 @@ from quire.config import families
 from quire.config.arch import ModelArch
 from quire.config.families import ARCHITECTURES
 from quire.config.family_spec import FamilySpec, Norms, Scales, WeightNames, plain
-from quire.config.memory.weight_bytes import weight_bytes
-from quire.config.memory.weight_shapes import num_parameters
+from quire.config.memory.weights.shapes import num_parameters
+from quire.config.memory.weights.sizes import weight_bytes
 from quire.errors import ConfigError
 from quire.loader.load import load_model
 from quire.models import registry

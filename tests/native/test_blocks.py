@@ -11,10 +11,10 @@ if not library.available():
 
 from quire.config.gguf.tensor_types import BY_NAME, QUANTIZED
 from quire.ops import reference
-from quire.ops.blocks import unpack_blocks
+from quire.ops.contracts.operands import BlockRows, BlockTable, LinearWeight
 from quire.ops.cpu.products.embedding import embedding
 from quire.ops.cpu.products.quantized import pack_quantized
-from quire.ops.operands import BlockRows, BlockTable, LinearWeight
+from quire.ops.shared.blocks import unpack_blocks
 
 HALVES = {
     **dict.fromkeys(("Q4_0", "Q5_0", "Q8_0", "IQ4_NL", "IQ4_XS"), (0,)),

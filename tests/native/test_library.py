@@ -18,9 +18,9 @@ from quire.ops.cpu import library
 if not library.available():
     pytest.skip(str(library.unavailable_reason()), allow_module_level=True)
 
+from quire.ops.contracts.operands import LinearWeight
 from quire.ops.cpu.products.gemm import linear
 from quire.ops.cpu.products.packing import pack_linear
-from quire.ops.operands import LinearWeight
 from tests.ops.implementations import rand
 
 RUNS = library.isas()

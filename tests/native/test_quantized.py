@@ -8,11 +8,11 @@ from quire.ops.cpu import library
 if not library.available():
     pytest.skip(str(library.unavailable_reason()), allow_module_level=True)
 
+from quire.ops.contracts.operands import LinearWeight, QuantizedRows
 from quire.ops.cpu.library import check
 from quire.ops.cpu.products.gemm import gated_linear, linear
 from quire.ops.cpu.products.quantized import FORMATS, pack_quantized, quantize_linear
-from quire.ops.dequantize import dequantize
-from quire.ops.operands import LinearWeight, QuantizedRows
+from quire.ops.shared.dequantize import dequantize
 from tests.ops.implementations import assert_close, rand
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]

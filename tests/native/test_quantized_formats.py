@@ -13,14 +13,14 @@ from quire.ops.cpu import library
 if not library.available():
     pytest.skip(str(library.unavailable_reason()), allow_module_level=True)
 
-from quire.config.memory.weight_formats import BITS, BY_NAME, NESTED_BLOCK, Codes, Shift, WeightFormat
+from quire.config.memory.weights.formats import BITS, BY_NAME, NESTED_BLOCK, Codes, Shift, WeightFormat
 from quire.errors import ConfigError
+from quire.ops.contracts.operands import LinearWeight, NestedScales, QuantizedRows
 from quire.ops.cpu.products.gemm import gated_linear, linear
 from quire.ops.cpu.products.quantized import pack_quantized
 from quire.ops.cpu.runtime.graphs import Graphs
 from quire.ops.cpu.runtime.weights import words_of
-from quire.ops.dequantize import dequantize
-from quire.ops.operands import LinearWeight, NestedScales, QuantizedRows
+from quire.ops.shared.dequantize import dequantize
 from quire.utils.math import round_up
 from tests.ops.implementations import assert_close, rand
 

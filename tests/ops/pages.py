@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from quire.ops.operands import AttentionMetadata, RopeAndCacheSpec
+from quire.ops.contracts.operands import AttentionMetadata, RopeAndCacheSpec
 from quire.ops.reference.cache import TOPS, dequantize, quantize
 from tests.ops.implementations import ops, rand
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from quire.config.layers.experts import Routing, Scores
-from quire.ops.operands import AttentionExpertWeights
+from quire.ops.contracts.operands import AttentionExpertWeights
 from tests.ops.implementations import assert_close, assert_rows_alone, implementations_of, ops, rand
 
 NUM_EXPERTS, NUM_KV_HEADS, HEAD_SIZE, SIZE = 5, 3, 22, 60

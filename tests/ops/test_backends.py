@@ -17,7 +17,7 @@ from quire import LLM, SamplingParams
 from quire.errors import ConfigError
 from quire.messages.step import ModelRunnerOutput, SchedulerOutputs
 from quire.ops import backends
-from quire.ops.contract import Ops
+from quire.ops.contracts.ops import Ops
 from quire.ops.cpu import library
 from tests.engine.test_parity import available_ops, bits
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from quire.ops.backends import ops_of
-from quire.ops.contract import Ops
-from quire.ops.operands import AttentionMetadata, RowCache
+from quire.ops.contracts.operands import AttentionMetadata, RowCache
+from quire.ops.contracts.ops import Ops
 from tests.ops.implementations import assert_close, implementations_of, rand
 from tests.ops.pages import Pages
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from quire.config.memory.weight_formats import COMPACT_ISAS
+from quire.config.memory.weights.formats import COMPACT_ISAS
+from quire.ops.contracts.operands import LinearWeight
 from quire.ops.cpu import library
-from quire.ops.operands import LinearWeight
 
 pytestmark = pytest.mark.skipif(
     not library.available() or library.isa() not in COMPACT_ISAS,

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from quire.ops.backends import ops_of
-from quire.ops.contract import Ops
-from quire.ops.operands import AttentionMetadata, CompressorWeights, HyperWeights, RowCache
+from quire.ops.contracts.operands import AttentionMetadata, CompressorWeights, HyperWeights, RowCache
+from quire.ops.contracts.ops import Ops
 from tests.ops.implementations import assert_close, assert_rows_alone, implementations_of, rand, run
 
 HEADS, SIZE, INDEX_HEADS, INDEX_SIZE, ROTATED = 3, 26, 17, 9, 6

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from quire.ops.operands import ConvolvedQkvWeights, ConvWeights
+from quire.ops.contracts.operands import ConvolvedQkvWeights, ConvWeights
 from tests.ops.implementations import implementations_of
 from tests.ops.implementations import ops as ops_of
 from tests.ops.test_recurrence import Run, check_cuts, metadata, numbers, pool

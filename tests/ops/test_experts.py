@@ -15,8 +15,8 @@ from torch.nn import functional as nn
 
 from quire.config.layers.experts import ClampedGate, ExpertGroups, Routing, Scores
 from quire.ops.backends import ops_of
-from quire.ops.contract import Ops
-from quire.ops.operands import ExpertWeights, MixtureWeights
+from quire.ops.contracts.operands import ExpertWeights, MixtureWeights
+from quire.ops.contracts.ops import Ops
 from quire.ops.reference.experts import route
 from tests.ops.implementations import assert_close, assert_rows_alone, implementations_of, native_route, rand
 

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from quire.ops import gated_recurrence, recurrence
-from quire.ops.operands import ConvWeights, GatedDeltaWeights, LightningWeights, RgLruWeights, StateMetadata
+from quire.ops.contracts.operands import ConvWeights, GatedDeltaWeights, LightningWeights, RgLruWeights, StateMetadata
+from quire.ops.shared import gated_recurrence, recurrence
 from tests.ops.implementations import implementations_of
 from tests.ops.implementations import ops as ops_of
 from tests.ops.test_recurrence import check_cuts, metadata, numbers, pool

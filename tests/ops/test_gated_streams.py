@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from quire.ops.operands import AttentionMetadata, ConvWeights, NGramHashes, StateMetadata
+from quire.ops.contracts.operands import AttentionMetadata, ConvWeights, NGramHashes, StateMetadata
 from tests.ops.implementations import assert_close, assert_rows_alone, implementations_of, ops, rand, run
 
 each_implementation = pytest.mark.parametrize("implementation", implementations_of("open_streams"))
@@ -174,7 +174,7 @@ def test_all_heads_attend_to_the_same_tokens(implementation: str) -> None:
     """Of a cache with several KV heads; lists may end early."""
     table, length, size = ops(implementation), 70, 16
     cache = table["allocate_kv_cache"](num_blocks=6, block_size=16, num_kv_heads=2, head_size=size, dtype=torch.float32)
-    from quire.ops.operands import RopeAndCacheSpec
+    from quire.ops.contracts.operands import RopeAndCacheSpec
 
     spec = RopeAndCacheSpec(num_heads=6, num_kv_heads=2, head_size=size, rotary_dim=0)
     qkv, order = rand(length, 10 * size), torch.tensor([4, 0, 3, 5, 1])

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from quire.ops.backends import ops_of
-from quire.ops.contract import Ops
+from quire.ops.contracts.ops import Ops
 from tests.ops.implementations import implementations_of, rand
 
 

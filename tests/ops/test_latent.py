@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from quire.ops.backends import ops_of
-from quire.ops.contract import Ops
-from quire.ops.operands import AttentionMetadata, HeadWeights, LatentSpec, LinearWeight, RopeAndCacheSpec
+from quire.ops.contracts.operands import AttentionMetadata, HeadWeights, LatentSpec, LinearWeight, RopeAndCacheSpec
+from quire.ops.contracts.ops import Ops
 from tests.ops.implementations import assert_close, assert_rows_alone, implementations_of, rand
 
 SMALL = LatentSpec(num_heads=3, rope_size=6, nope_size=12, latent_size=16, value_size=7, head_size=24, norm_eps=1e-5)

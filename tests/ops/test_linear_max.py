@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire.ops.operands import LinearWeight
+from quire.ops.contracts.operands import LinearWeight
 from tests.ops.implementations import implementations_of, ops, rand
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]

@@ -12,13 +12,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire.config.memory.weight_bytes import weight_bytes
+from quire.config.memory.weights.sizes import weight_bytes
 from quire.loader.load import load_model
 from quire.models.decoder import DecoderForCausalLM
 from quire.ops.backends import ops_of
-from quire.ops.contract import Ops
+from quire.ops.contracts.operands import LinearWeight
+from quire.ops.contracts.ops import Ops
 from quire.ops.cpu import library
-from quire.ops.operands import LinearWeight
 from quire.platforms.cores import memory_nodes
 from tests.models.harness import arch_of
 from tests.ops.implementations import implementations_of, rand

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire.ops.operands import ConvWeights, Mamba2Weights, MambaWeights, StateMetadata
+from quire.ops.contracts.operands import ConvWeights, Mamba2Weights, MambaWeights, StateMetadata
 from tests.ops.implementations import assert_close, implementations_of, rand
 from tests.ops.implementations import ops as ops_of
 from tests.ops.test_recurrence import metadata

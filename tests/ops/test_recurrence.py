@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from quire.ops import recurrence
-from quire.ops.operands import ConvWeights, Mamba2Weights, MambaWeights, StateMetadata
+from quire.ops.contracts.operands import ConvWeights, Mamba2Weights, MambaWeights, StateMetadata
+from quire.ops.shared import recurrence
 from tests.ops.implementations import implementations_of
 from tests.ops.implementations import ops as ops_of
 

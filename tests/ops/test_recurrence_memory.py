@@ -12,11 +12,11 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from quire.config.memory import scratch
-from quire.config.memory.scratch import recurrence_bytes
-from quire.ops import recurrence
+from quire.config.memory.activations import scratch
+from quire.config.memory.activations.scratch import recurrence_bytes
 from quire.ops.backends import implementation_of
-from quire.ops.contract import Ops
+from quire.ops.contracts.ops import Ops
+from quire.ops.shared import recurrence
 from tests.conftest import Checkpoint
 from tests.models.harness import Harness, arch_of
 

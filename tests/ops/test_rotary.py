@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire.ops.operands import AttentionMetadata, RopeAndCacheSpec
+from quire.ops.contracts.operands import AttentionMetadata, RopeAndCacheSpec
 from tests.ops.implementations import assert_close, assert_rows_alone, implementations_of, ops, rand
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]

@@ -55,7 +55,7 @@ NUM_TOKENS, SCALE = 12, 0.3
 RUN = """
 import json, sys
 from quire import LLM, SamplingParams
-from quire.config.memory.weight_bytes import weight_bytes
+from quire.config.memory.weights.sizes import weight_bytes
 from tests.config.test_weight_shapes import tensors_of
 
 directory, prompts, num_tokens = sys.argv[1], json.loads(sys.argv[2]), int(sys.argv[3])

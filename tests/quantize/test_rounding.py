@@ -12,7 +12,7 @@ from quire.config.quantized.stored import Header
 from quire.errors import ConfigError
 from quire.layers.quantization.unpack import UNPACK
 from quire.loader.mapped_file import STORED_DTYPES
-from quire.ops.dequantize import dequantize
+from quire.ops.shared.dequantize import dequantize
 from quire.quantize.compressed import compressed, decompressed, pack, unpack
 from quire.quantize.formats import FORMATS, TargetFormat, target_format
 from quire.quantize.grid import grid_of

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from quire.ops.backends import ops_of
-from quire.ops.contract import Ops
+from quire.ops.contracts.ops import Ops
 from quire.sampling.batch import SamplingBatch
 from quire.sampling.drawn import SampledTokens
 from quire.sampling.row import SamplingRow

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.ops.backends import ops_of
-from quire.ops.contract import Ops
+from quire.ops.contracts.ops import Ops
 from quire.sampling.batch import SamplingBatch
 from quire.sampling.drawn import SampledTokens
 from quire.sampling.random import uniforms

@@ -10,7 +10,7 @@ from quire.messages.kv import FullAttentionSpec, PageSpec, SlidingWindowSpec, kv
 from quire.messages.kv_tiers import PageContent
 from quire.messages.step import SchedulerOutputs
 from quire.ops.backends import implementation_of
-from quire.ops.contract import Ops
+from quire.ops.contracts.ops import Ops
 from quire.worker.cache_engine import CacheEngine
 from quire.worker.kv_store import MemoryPages, PageStore
 from tests.fakes import specs_of

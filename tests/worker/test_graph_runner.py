@@ -11,9 +11,9 @@ from torch import Tensor
 from quire.attention.context import ForwardContext
 from quire.messages.kv import kv_layout
 from quire.ops.backends import implementation_of, ops_of
-from quire.ops.contract import Ops
+from quire.ops.contracts.operands import Largest
+from quire.ops.contracts.ops import Ops
 from quire.ops.graphs import Graph, Graphs
-from quire.ops.operands import Largest
 from quire.worker.graph_runner import GraphRunner
 from quire.worker.input_batch import InputBatch
 from quire.worker.input_builder import InputBuilder, StepShape

@@ -14,7 +14,7 @@ from quire.attention.context import ForwardContext
 from quire.messages.kv import kv_layout
 from quire.messages.output import PositionLogprobs
 from quire.messages.step import ModelRunnerOutput, NewSequenceData, SchedulerOutputs
-from quire.ops.operands import Largest
+from quire.ops.contracts.operands import Largest
 from quire.sampling.row import ON_DEVICE
 from quire.worker import model_runner
 from quire.worker.cache_engine import CacheEngine

@@ -10,7 +10,7 @@ import pytest
 
 from quire.config.arch import ModelArch
 from quire.ops.backends import ops_of
-from quire.ops.contract import Ops
+from quire.ops.contracts.ops import Ops
 from quire.worker.cache_engine import CacheEngine
 from tests.family_configs import FAMILIES
 from tests.ops.implementations import implementations_of

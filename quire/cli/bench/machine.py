@@ -14,7 +14,7 @@ from quire.errors import ConfigError
 
 if TYPE_CHECKING:
     from quire.config.engine import Capabilities, QuireConfig
-    from quire.config.memory.weight_shapes import WeightShapes
+    from quire.config.memory.weights.shapes import WeightShapes
 
 PROMPT = 512
 """Tokens of the prompt whose time is estimated."""
@@ -33,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
 
     Raises: ConfigError.
     """
-    from quire.config.memory.weight_shapes import weight_shapes
+    from quire.config.memory.weights.shapes import weight_shapes
     from quire.engine.core_startup import create_config
     from quire.platforms.current import current_capabilities
 

@@ -26,7 +26,7 @@ from quire.config.memory.fit import (
     wished,
 )
 from quire.config.memory.plan import MemoryPlan, gib
-from quire.config.memory.weight_shapes import num_active_parameters, num_parameters
+from quire.config.memory.weights.shapes import num_active_parameters, num_parameters
 from quire.errors import ConfigError, counted
 from quire.messages.kv import TYPICAL_CONTEXT, KVLayout
 

@@ -12,7 +12,7 @@ from quire.config.arch import ModelArch
 from quire.config.flags.args import EMBEDDED, EngineArgs, add_flags, from_namespace
 from quire.config.layers.recurrent_mixers import RecurrentSpec
 from quire.config.memory.plan import gib
-from quire.config.memory.weight_shapes import num_active_parameters, num_parameters
+from quire.config.memory.weights.shapes import num_active_parameters, num_parameters
 from quire.errors import ConfigError
 from quire.loader.names import hub_name, short_name_of
 

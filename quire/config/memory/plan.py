@@ -10,8 +10,7 @@ from dataclasses import asdict, dataclass, replace
 
 from quire.config.arch import ModelArch
 from quire.config.engine import Capabilities
-from quire.config.memory.activations import activation_bytes, step_logits_bytes
-from quire.config.memory.scratch import (
+from quire.config.memory.activations.scratch import (
     block_selection_bytes,
     compressed_bytes,
     experts_bytes,
@@ -20,14 +19,15 @@ from quire.config.memory.scratch import (
     scan_scratch_bytes,
     selection_bytes,
 )
+from quire.config.memory.activations.step import activation_bytes, step_logits_bytes
 from quire.config.memory.stored_plan import (
     stored_activation_bytes,
     stored_loading_bytes,
     stored_logits_bytes,
     stored_weight_bytes,
 )
-from quire.config.memory.weight_bytes import loading_bytes, weight_bytes
-from quire.config.memory.weight_shapes import weight_shapes
+from quire.config.memory.weights.shapes import weight_shapes
+from quire.config.memory.weights.sizes import loading_bytes, weight_bytes
 from quire.errors import ConfigError, counted
 from quire.messages.kv import DTYPE_BYTES, KVLayout
 from quire.structured.grammar import (

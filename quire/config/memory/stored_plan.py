@@ -7,7 +7,7 @@ so these are bounds for the forms that decoders have: `tests/executor/test_measu
 from __future__ import annotations
 
 from quire.config.arch import ModelArch
-from quire.config.memory.stored_weights import StoredWeights
+from quire.config.memory.weights.stored import StoredWeights
 from quire.messages.kv import DTYPE_BYTES
 
 HEAD_COPIES = 6

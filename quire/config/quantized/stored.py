@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from quire.config.memory.weight_formats import native_format
+from quire.config.memory.weights.formats import native_format
 from quire.errors import CheckpointError
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from quire.config.quantized.stored import StoredFormat, refuse
 from quire.layers.quantization.bits import along_rows
-from quire.ops.operands import QuantizedRows
+from quire.ops.contracts.operands import QuantizedRows
 from quire.utils.math import cdiv
 
 LARGEST = 127

@@ -14,7 +14,7 @@ from quire.config.quantized.stored import Packing, StoredFormat, refuse
 from quire.errors import ConfigError
 from quire.layers.quantization.unpack import UNPACK
 from quire.layers.weights import Rows, ShardSpec, WeightReader
-from quire.ops.operands import QuantizedRows, StoredRows
+from quire.ops.contracts.operands import QuantizedRows, StoredRows
 from quire.utils.math import round_up
 
 

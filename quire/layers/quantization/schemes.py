@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from quire.layers.weights import Rows
-from quire.ops.contract import Ops
-from quire.ops.dequantize import dequantize
-from quire.ops.operands import BlockRows, BlockTable, LinearWeight, StoredRows
+from quire.ops.contracts.operands import BlockRows, BlockTable, LinearWeight, StoredRows
+from quire.ops.contracts.ops import Ops
+from quire.ops.shared.dequantize import dequantize
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,12 +11,12 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from quire.config.memory.weight_formats import FLOAT4_LEVELS
+from quire.config.memory.weights.formats import FLOAT4_LEVELS
 from quire.config.quantized.find import SCALES, WORD_BITS
 from quire.config.quantized.stored import Packing, StoredFormat, refuse
 from quire.layers.quantization.bits import along_columns, along_rows, shuffled_along_rows, signed
 from quire.layers.quantization.bitsandbytes import unpack_bnb_4bit, unpack_bnb_8bit
-from quire.ops.operands import BlockRows, QuantizedRows, StoredRows
+from quire.ops.contracts.operands import BlockRows, QuantizedRows, StoredRows
 
 Stored = Mapping[str, Tensor]
 """The tensors of a weight, by role."""

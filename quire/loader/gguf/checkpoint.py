@@ -17,7 +17,7 @@ from quire.loader.gguf.changes import changed, keys_and_values
 from quire.loader.gguf.names import StoredTensor, read_gguf_tensors
 from quire.loader.mapped_file import MappedFile
 from quire.loader.safetensors_header import TensorInfo
-from quire.ops.operands import BlockRows
+from quire.ops.contracts.operands import BlockRows
 
 
 class GgufCheckpoint:

@@ -13,8 +13,8 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from quire.attention.context import ForwardContext
 from quire.errors import ConfigError
-from quire.ops.contract import Ops
-from quire.ops.operands import RopeAndCacheSpec
+from quire.ops.contracts.operands import RopeAndCacheSpec
+from quire.ops.contracts.ops import Ops
 
 NAME = "quire"
 """Of this attention among transformers' implementations."""

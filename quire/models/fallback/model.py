@@ -9,8 +9,8 @@ from transformers import PreTrainedModel
 
 from quire.attention.context import ForwardContext
 from quire.models.fallback.attention import PagedAttention
-from quire.ops.contract import Ops
-from quire.ops.operands import Largest
+from quire.ops.contracts.operands import Largest
+from quire.ops.contracts.ops import Ops
 from quire.ops.threads import torch_threads
 
 

@@ -16,8 +16,8 @@ from quire.config.arch import ModelArch
 from quire.errors import ConfigError
 from quire.models.fallback.attention import Seen
 from quire.models.fallback.model import TransformersModel
-from quire.ops.contract import Ops
-from quire.ops.operands import AttentionMetadata
+from quire.ops.contracts.operands import AttentionMetadata
+from quire.ops.contracts.ops import Ops
 
 NUM_TOKENS = 8
 BLOCK_SIZE = 16

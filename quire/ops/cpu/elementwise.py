@@ -8,11 +8,11 @@ from functools import partial
 from torch import Tensor
 
 from quire.config.layers.experts import ClampedGate
-from quire.ops import elementwise
 from quire.ops.cpu.library import check, load
 from quire.ops.cpu.runtime.calls import run_or_note
 from quire.ops.cpu.runtime.dtypes import DTYPES
 from quire.ops.cpu.runtime.memory import empty
+from quire.ops.shared import elementwise
 
 lib = load()
 

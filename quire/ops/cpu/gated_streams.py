@@ -7,10 +7,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from quire.ops import gated_streams as plain
+from quire.ops.contracts.operands import ConvWeights, NGramHashes, StateMetadata
 from quire.ops.cpu.runtime.calls import run_or_note
 from quire.ops.cpu.runtime.memory import empty
-from quire.ops.operands import ConvWeights, NGramHashes, StateMetadata
+from quire.ops.shared import gated_streams as plain
 
 
 def open_streams(x: Tensor, gates: Tensor, *, count: int) -> Tensor:

@@ -10,12 +10,12 @@ from collections.abc import Callable
 
 import torch
 
+from quire.ops.contracts.operands import LinearWeight
 from quire.ops.cpu import library
 from quire.ops.cpu.products.gemm import linear
 from quire.ops.cpu.products.packing import pack_linear
 from quire.ops.cpu.products.quantized import quantize_linear
 from quire.ops.cpu.runtime import memory
-from quire.ops.operands import LinearWeight
 
 READ_BYTES = 512 << 20
 """More than any cache holds."""

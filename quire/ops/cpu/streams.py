@@ -7,9 +7,9 @@ from functools import partial
 
 from torch import Tensor
 
-from quire.ops import streams as plain
 from quire.ops.cpu.runtime.calls import run_or_note
 from quire.ops.cpu.runtime.memory import empty
+from quire.ops.shared import streams as plain
 
 
 def match_rms(x: Tensor, like: Tensor, least: float) -> Tensor:

@@ -5,18 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from types import MappingProxyType
 
-from quire.ops.compressed import (
-    compress,
-    compressed_attention,
-    rotate_last,
-    select_entries,
-    store_rows,
-    tokens_of_entries,
-)
-from quire.ops.elementwise import activate, clip, gate, scale_heads, scale_shift, scale_tokens
-from quire.ops.gated_streams import dilated_conv, gate_values, ngram_rows, open_streams, stream_shares
 from quire.ops.graphs import Graphs
-from quire.ops.hyper import read_streams, sum_streams, write_streams
 from quire.ops.reference.attention import chunked_attention, paged_attention
 from quire.ops.reference.attention_experts import expert_outputs, expert_queries
 from quire.ops.reference.cache import allocate_kv_cache, copy_blocks, touch_blocks
@@ -40,7 +29,18 @@ from quire.ops.reference.rotary import rope_and_cache
 from quire.ops.reference.sampling import allowed_max, apply_penalties, row_max, row_max_tensors, sample, top_logprobs
 from quire.ops.reference.selection import select_blocks, select_tokens, selected_attention
 from quire.ops.reference.states import allocate_states, mamba, mamba2, short_conv
-from quire.ops.streams import match_rms, mix_streams, multiply_columns, statistical_top_k
+from quire.ops.shared.compressed import (
+    compress,
+    compressed_attention,
+    rotate_last,
+    select_entries,
+    store_rows,
+    tokens_of_entries,
+)
+from quire.ops.shared.elementwise import activate, clip, gate, scale_heads, scale_shift, scale_tokens
+from quire.ops.shared.gated_streams import dilated_conv, gate_values, ngram_rows, open_streams, stream_shares
+from quire.ops.shared.hyper import read_streams, sum_streams, write_streams
+from quire.ops.shared.streams import match_rms, mix_streams, multiply_columns, statistical_top_k
 
 OPS: MappingProxyType[str, Callable[..., object]] = MappingProxyType(
     {

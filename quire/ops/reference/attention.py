@@ -15,9 +15,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from quire.ops.chunks import by_chunk
-from quire.ops.operands import AttentionMetadata
+from quire.ops.contracts.operands import AttentionMetadata
 from quire.ops.reference.cache import TOPS, dequantize
+from quire.ops.shared.chunks import by_chunk
 from quire.ops.threads import one_thread
 from quire.utils.math import cdiv, round_up
 

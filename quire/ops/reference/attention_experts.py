@@ -5,10 +5,10 @@ from __future__ import annotations
 from torch import Tensor
 
 from quire.config.layers.experts import Routing
-from quire.ops.attention_experts import fill_outputs, fill_queries
-from quire.ops.operands import AttentionExpertWeights
+from quire.ops.contracts.operands import AttentionExpertWeights
 from quire.ops.reference.experts import route
 from quire.ops.reference.gemm import linear
+from quire.ops.shared.attention_experts import fill_outputs, fill_queries
 from quire.ops.threads import one_thread
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from quire.ops.convolved_qkv import fill_heads, fill_taps, num_features, taps_shape
-from quire.ops.operands import ConvolvedQkvWeights, StateMetadata
+from quire.ops.contracts.operands import ConvolvedQkvWeights, StateMetadata
 from quire.ops.reference.gemm import linear
+from quire.ops.shared.convolved_qkv import fill_heads, fill_taps, num_features, taps_shape
 
 
 def convolved_qkv(projected: Tensor, weights: ConvolvedQkvWeights, states: Tensor, metadata: StateMetadata) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from quire.config.layers.experts import ClampedGate
-from quire.ops.elementwise import (
+from quire.ops.shared.elementwise import (
     biased_size,
     fill_biased_keys,
     fill_differences,

@@ -16,10 +16,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from quire.config.layers.experts import ClampedGate, ExpertGroups, Routing, Scores
-from quire.ops.elementwise import VECTOR, activate
-from quire.ops.operands import ExpertWeights, MixtureWeights
+from quire.ops.contracts.operands import ExpertWeights, MixtureWeights
 from quire.ops.reference.elementwise import gated_activation
 from quire.ops.reference.gemm import gated_linear, linear
+from quire.ops.shared.elementwise import VECTOR, activate
 from quire.ops.threads import one_thread
 from quire.utils.math import round_up
 

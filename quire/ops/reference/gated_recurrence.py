@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from quire.ops import gated_recurrence
-from quire.ops.operands import GatedDeltaWeights, LightningWeights, RgLruWeights, StateMetadata
+from quire.ops.contracts.operands import GatedDeltaWeights, LightningWeights, RgLruWeights, StateMetadata
 from quire.ops.reference.gemm import linear
+from quire.ops.shared import gated_recurrence
 from quire.ops.threads import one_thread
 
 

@@ -19,10 +19,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from quire.ops.activation import ACTIVATIONS
-from quire.ops.dequantize import dequantize
-from quire.ops.operands import BlockTable, LinearWeight
+from quire.ops.contracts.operands import BlockTable, LinearWeight
 from quire.ops.reference.elementwise import soft_cap as cap_softly
 from quire.ops.reference.sampling import row_max_tensors
+from quire.ops.shared.dequantize import dequantize
 from quire.ops.threads import one_thread
 from quire.utils.math import round_up
 

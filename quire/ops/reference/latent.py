@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from quire.ops.operands import HeadWeights, LatentSpec
+from quire.ops.contracts.operands import HeadWeights, LatentSpec
 from quire.ops.reference.gemm import linear
 from quire.ops.reference.norm import rms_norm
 from quire.ops.threads import one_thread

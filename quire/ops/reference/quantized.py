@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from quire.ops.dequantize import dequantize
-from quire.ops.operands import LinearWeight, StoredRows
+from quire.ops.contracts.operands import LinearWeight, StoredRows
+from quire.ops.shared.dequantize import dequantize
 
 
 def pack_quantized(parts: Sequence[StoredRows | Tensor]) -> LinearWeight:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from quire.ops.operands import RopeAndCacheSpec
+from quire.ops.contracts.operands import RopeAndCacheSpec
 from quire.ops.reference.cache import TOPS, quantize
 from quire.ops.reference.norm import rms_norm
 

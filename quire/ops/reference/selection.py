@@ -12,9 +12,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from quire.ops.block_selection import fill_blocks
-from quire.ops.operands import AttentionMetadata, RowCache
+from quire.ops.contracts.operands import AttentionMetadata, RowCache
 from quire.ops.reference.attention import SPLIT, Scores, attend, gather, paged_attention, sum_in_order
+from quire.ops.shared.block_selection import fill_blocks
 from quire.ops.threads import one_thread
 from quire.utils.math import cdiv
 

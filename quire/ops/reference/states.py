@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from quire.ops import recurrence
-from quire.ops.operands import ConvWeights, Mamba2Weights, MambaWeights, StateMetadata
+from quire.ops.contracts.operands import ConvWeights, Mamba2Weights, MambaWeights, StateMetadata
 from quire.ops.reference.gemm import linear
+from quire.ops.shared import recurrence
 from quire.ops.threads import one_thread
 
 

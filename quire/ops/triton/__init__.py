@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from quire.ops.graphs import Graphs
-from quire.ops.streams import match_rms, mix_streams, multiply_columns, statistical_top_k
+from quire.ops.shared.streams import match_rms, mix_streams, multiply_columns, statistical_top_k
 from quire.ops.triton.attention import chunked_attention, paged_attention
 from quire.ops.triton.cache import allocate_kv_cache, copy_blocks, touch_blocks
 from quire.ops.triton.elementwise import (

@@ -26,7 +26,7 @@ import torch
 import triton
 from torch import Tensor
 
-from quire.ops.operands import AttentionMetadata
+from quire.ops.contracts.operands import AttentionMetadata
 from quire.ops.triton.cache import SCALED_DTYPES, codes_of, scales_of
 from quire.ops.triton.hopper import is_hopper
 from quire.ops.triton.kernels.attention import attend_kernel, merge_kernel

@@ -10,7 +10,7 @@ import triton
 from torch import Tensor
 
 from quire.errors import ConfigError
-from quire.ops.operands import LinearWeight
+from quire.ops.contracts.operands import LinearWeight
 from quire.ops.triton.alignment import in_models
 from quire.ops.triton.kernels import experts as kernels
 from quire.ops.triton.kernels.arithmetic import ACTIVATION_CODES

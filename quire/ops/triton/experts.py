@@ -14,7 +14,7 @@ import triton
 from torch import Tensor
 
 from quire.config.layers.experts import ClampedGate, Routing, Scores
-from quire.ops.operands import ExpertWeights, MixtureWeights
+from quire.ops.contracts.operands import ExpertWeights, MixtureWeights
 from quire.ops.triton.alignment import aligned, in_models
 from quire.ops.triton.elementwise import activate, fill_clamped_gate, finish_product
 from quire.ops.triton.expert_products import Pairs, Product, fill, stacked

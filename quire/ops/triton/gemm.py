@@ -15,8 +15,8 @@ import triton
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from quire.ops.dequantize import dequantize
-from quire.ops.operands import BlockTable, LinearWeight
+from quire.ops.contracts.operands import BlockTable, LinearWeight
+from quire.ops.shared.dequantize import dequantize
 from quire.ops.triton.alignment import ALIGNMENT, aligned
 from quire.ops.triton.elementwise import finish_product
 from quire.ops.triton.elementwise import soft_cap as cap_softly

@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 import triton
 from torch import Tensor
 
-from quire.ops.operands import HeadWeights, LatentSpec
+from quire.ops.contracts.operands import HeadWeights, LatentSpec
 from quire.ops.triton.alignment import aligned
 from quire.ops.triton.expert_products import table_of_addresses
 from quire.ops.triton.gemm import linear

@@ -9,11 +9,11 @@ import torch
 import triton
 from torch import Tensor
 
-from quire.config.memory.weight_formats import BITS, Codes, Shift, WeightFormat, gpu_step
+from quire.config.memory.weights.formats import BITS, Codes, Shift, WeightFormat, gpu_step
 from quire.errors import ConfigError
-from quire.ops.blocks import unpack_blocks
-from quire.ops.dequantize import with_integer_levels
-from quire.ops.operands import BlockRows, LinearWeight, QuantizedRows, StoredRows
+from quire.ops.contracts.operands import BlockRows, LinearWeight, QuantizedRows, StoredRows
+from quire.ops.shared.blocks import unpack_blocks
+from quire.ops.shared.dequantize import with_integer_levels
 from quire.ops.triton.alignment import aligned
 from quire.ops.triton.kernels.arithmetic import ACTIVATION_CODES
 from quire.ops.triton.kernels.quantized import (

@@ -6,8 +6,7 @@ import torch
 import triton
 from torch import Tensor
 
-from quire.ops.gated_recurrence import DeltaInputs
-from quire.ops.operands import (
+from quire.ops.contracts.operands import (
     ConvWeights,
     GatedDeltaWeights,
     LightningWeights,
@@ -16,6 +15,7 @@ from quire.ops.operands import (
     RgLruWeights,
     StateMetadata,
 )
+from quire.ops.shared.gated_recurrence import DeltaInputs
 from quire.ops.triton.gemm import linear
 from quire.ops.triton.kernels import recurrence as kernels
 from quire.ops.triton.kernels.recurrence import BLOCK, tile_of

@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 from torch import Tensor
 
-from quire.ops.operands import RopeAndCacheSpec
+from quire.ops.contracts.operands import RopeAndCacheSpec
 from quire.ops.triton.cache import codes_of, scales_of
 from quire.ops.triton.kernels.rotary import rope_and_cache_kernel
 from quire.ops.triton.launch import Launch

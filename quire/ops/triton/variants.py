@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from quire.ops.operands import AttentionMetadata, RopeAndCacheSpec
+from quire.ops.contracts.operands import AttentionMetadata, RopeAndCacheSpec
 from quire.ops.triton import rotary
 from quire.ops.triton.attention import SCRATCH_BYTES, AttentionWork, View, launches
 from quire.ops.triton.cache import allocate_kv_cache

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from quire import __version__
-from quire.config.memory.weight_shapes import num_parameters
+from quire.config.memory.weights.shapes import num_parameters
 from quire.errors import UnsupportedFeature
 from quire.server.api.params import check_fields
 from quire.server.api.protocol.ollama import ApiVersion, Details, Model, Models, OllamaError, Shown, ShowRequest

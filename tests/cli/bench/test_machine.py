@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from quire.cli.main import main
-from quire.config.memory.weight_formats import COMPACT_ISAS
+from quire.config.memory.weights.formats import COMPACT_ISAS
 from quire.ops.cpu import library, speed
 
 needs_kernels = pytest.mark.skipif(library.unavailable_reason() is not None, reason="native kernels are not built")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from quire.ops.operands import AttentionMetadata
+from quire.ops.contracts.operands import AttentionMetadata
 from quire.ops.reference.cache import TOPS, quantize
 from tests.ops.pages import spoil
 from tests.ops.triton.device import DEVICE, randoms

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from quire.ops import reference
-from quire.ops.operands import AttentionMetadata
+from quire.ops.contracts.operands import AttentionMetadata
 from tests.ops.implementations import assert_close
 from tests.ops.triton.device import DEVICE, INTERPRETED, randoms
 from tests.ops.triton.layers import SPLITS, TILING, WALK, Layer, Work, parts_of

@@ -17,7 +17,7 @@ pytest.importorskip("triton", reason="triton is not installed")
 TARGETS = ["sm_90", "sm_80", "gfx942"]
 STEPS = """
 import torch
-from quire.ops.operands import AttentionMetadata
+from quire.ops.contracts.operands import AttentionMetadata
 from quire.ops.triton.attention import SCRATCH_BYTES, AttentionWork, View, launches
 
 def launched(tokens, sequences, blocks, scratch):

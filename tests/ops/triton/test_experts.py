@@ -13,7 +13,7 @@ from torch import Tensor
 
 from quire.config.layers.experts import ClampedGate, Routing
 from quire.errors import ConfigError
-from quire.ops.operands import ExpertWeights, MixtureWeights, StoredRows
+from quire.ops.contracts.operands import ExpertWeights, MixtureWeights, StoredRows
 from quire.ops.reference import experts as reference
 from quire.ops.reference import quantized as reference_quantized
 from tests.ops.implementations import assert_close, rand

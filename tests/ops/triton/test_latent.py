@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire.ops.operands import HeadWeights, LatentSpec
+from quire.ops.contracts.operands import HeadWeights, LatentSpec
 from quire.ops.reference import latent as reference
 from tests.ops.implementations import assert_close, rand
 from tests.ops.triton.device import DEVICE, randoms

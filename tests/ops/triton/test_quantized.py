@@ -13,11 +13,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire.config.memory.weight_formats import FLOAT4_LEVELS
+from quire.config.memory.weights.formats import FLOAT4_LEVELS
 from quire.errors import ConfigError
-from quire.ops.blocks import NON_LINEAR
-from quire.ops.dequantize import dequantize
-from quire.ops.operands import BlockRows, LinearWeight, QuantizedRows
+from quire.ops.contracts.operands import BlockRows, LinearWeight, QuantizedRows
+from quire.ops.shared.blocks import NON_LINEAR
+from quire.ops.shared.dequantize import dequantize
 from tests.gguf.files import blocks_of
 from tests.ops.implementations import assert_close, rand
 from tests.ops.test_gemm import DTYPES

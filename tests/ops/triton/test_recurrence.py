@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from quire.ops import reference
-from quire.ops.operands import ConvWeights, MambaWeights
+from quire.ops.contracts.operands import ConvWeights, MambaWeights
 from tests.ops import test_gated_recurrence as gated
 from tests.ops import test_recurrence as plain
 from tests.ops.implementations import assert_close

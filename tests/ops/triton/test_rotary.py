@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from quire.ops import reference
-from quire.ops.operands import AttentionMetadata, RopeAndCacheSpec
+from quire.ops.contracts.operands import AttentionMetadata, RopeAndCacheSpec
 from quire.ops.reference.cache import TOPS, dequantize
 from tests.ops.implementations import assert_close
 from tests.ops.triton.device import DEVICE, randoms

@@ -1,5 +1,5 @@
 // Blocks of GGUF's quantised types taken apart: integers, and the scales and offsets of their groups. Layouts: ggml,
-// src/ggml-common.h and ggml-quants.c; `quire/ops/blocks.py` says the same in torch. Plain loops of fixed length, which
+// src/ggml-common.h and ggml-quants.c; `quire/ops/shared/blocks.py` says the same in torch. Plain loops of fixed length, which
 // the compiler turns into vectors of the instruction set. Any bytes are a block.
 #pragma once
 

@@ -10,13 +10,13 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from quire.ops import compressed as plain
+from quire.ops.contracts.operands import CompressorWeights, HyperWeights, RowCache
 from quire.ops.cpu.attention.rows import row_places, step_rows, step_sequences
 from quire.ops.cpu.library import check, load
 from quire.ops.cpu.runtime.calls import run_or_note
 from quire.ops.cpu.runtime.dtypes import CACHE_DTYPES, DTYPES
 from quire.ops.cpu.runtime.memory import empty
-from quire.ops.operands import CompressorWeights, HyperWeights, RowCache
+from quire.ops.shared import compressed as plain
 
 lib = load()
 MOST_HEAD = 1024

@@ -7,11 +7,11 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
+from quire.ops.contracts.operands import HeadWeights, LatentSpec
 from quire.ops.cpu.library import check, load
 from quire.ops.cpu.runtime.dtypes import DTYPES
 from quire.ops.cpu.runtime.memory import empty
 from quire.ops.cpu.runtime.weights import words_of
-from quire.ops.operands import HeadWeights, LatentSpec
 
 lib = load()
 _written: WeakKeyDictionary[HeadWeights, Tensor] = WeakKeyDictionary()

@@ -6,12 +6,12 @@ from functools import partial
 
 from torch import Tensor
 
-from quire.ops.chunks import by_chunk
+from quire.ops.contracts.operands import AttentionMetadata
 from quire.ops.cpu.library import check, load
 from quire.ops.cpu.runtime.calls import run_or_note
 from quire.ops.cpu.runtime.dtypes import CACHE_DTYPES, DTYPES
 from quire.ops.cpu.runtime.memory import empty
-from quire.ops.operands import AttentionMetadata
+from quire.ops.shared.chunks import by_chunk
 
 lib = load()
 

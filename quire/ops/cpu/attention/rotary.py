@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from quire.ops.contracts.operands import RopeAndCacheSpec
 from quire.ops.cpu.library import check, load
 from quire.ops.cpu.runtime.dtypes import CACHE_DTYPES, DTYPES
 from quire.ops.cpu.runtime.memory import empty
-from quire.ops.operands import RopeAndCacheSpec
 
 lib = load()
 

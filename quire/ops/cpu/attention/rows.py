@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from quire.ops.operands import AttentionMetadata, RowCache
+from quire.ops.contracts.operands import AttentionMetadata, RowCache
 
 
 def row_places(cache: Tensor) -> tuple[int, ...]:

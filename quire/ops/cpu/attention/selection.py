@@ -9,14 +9,14 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from quire.ops.block_selection import by_runs, owners
+from quire.ops.contracts.operands import AttentionMetadata, RowCache
 from quire.ops.cpu.attention.paged import attend_pages
 from quire.ops.cpu.attention.rows import row_places, step_sequences
 from quire.ops.cpu.library import check, load
 from quire.ops.cpu.runtime.calls import run_or_note
 from quire.ops.cpu.runtime.dtypes import CACHE_DTYPES, DTYPES
 from quire.ops.cpu.runtime.memory import empty
-from quire.ops.operands import AttentionMetadata, RowCache
+from quire.ops.shared.block_selection import by_runs, owners
 
 lib = load()
 

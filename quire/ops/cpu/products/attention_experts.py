@@ -7,12 +7,12 @@ from functools import partial
 from torch import Tensor
 
 from quire.config.layers.experts import Routing
-from quire.ops.attention_experts import fill_outputs, fill_queries
+from quire.ops.contracts.operands import AttentionExpertWeights
 from quire.ops.cpu.products.experts import route
 from quire.ops.cpu.products.gemm import linear
 from quire.ops.cpu.runtime.calls import run_or_note
 from quire.ops.cpu.runtime.memory import empty
-from quire.ops.operands import AttentionExpertWeights
+from quire.ops.shared.attention_experts import fill_outputs, fill_queries
 
 
 def expert_queries(

@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from quire.config.gguf.tensor_types import BY_NAME
-from quire.ops.blocks import LEVELS
+from quire.ops.contracts.operands import BlockRows, BlockTable
 from quire.ops.cpu.library import check, load
 from quire.ops.cpu.runtime.dtypes import DTYPES
 from quire.ops.cpu.runtime.memory import empty
-from quire.ops.operands import BlockRows, BlockTable
+from quire.ops.shared.blocks import LEVELS
 
 lib = load()
 LEVELS_OF = {name: torch.tensor(levels, dtype=torch.int8) for name, levels in LEVELS.items()}

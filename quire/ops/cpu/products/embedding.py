@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from quire.ops.contracts.operands import BlockTable, LinearWeight
 from quire.ops.cpu.library import check, load
 from quire.ops.cpu.products.blocks import rows_of_blocks
 from quire.ops.cpu.runtime.dtypes import COMPACT, WEIGHT_DTYPES
 from quire.ops.cpu.runtime.memory import empty
-from quire.ops.operands import BlockTable, LinearWeight
 
 lib = load()
 

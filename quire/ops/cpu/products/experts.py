@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from quire.config.layers.experts import ClampedGate, Routing, Scores
+from quire.ops.contracts.operands import ExpertWeights, MixtureWeights
 from quire.ops.cpu.library import check, load, word
 from quire.ops.cpu.runtime.dtypes import ACTIVATIONS, DTYPES
 from quire.ops.cpu.runtime.memory import empty
 from quire.ops.cpu.runtime.weights import words_of
-from quire.ops.operands import ExpertWeights, MixtureWeights
 
 lib = load()
 SCORES = {Scores.SOFTMAX: 0, Scores.SIGMOID: 1, Scores.LOGITS: 2, Scores.LOGITS_SIGMOID: 3, Scores.SQRT_SOFTPLUS: 4}

@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from quire.ops.contracts.operands import LinearWeight
 from quire.ops.cpu.library import check, load
 from quire.ops.cpu.products.quantized import quantized_gated_linear, quantized_linear
 from quire.ops.cpu.runtime.dtypes import ACTIVATIONS, DTYPES, WEIGHT_DTYPES
 from quire.ops.cpu.runtime.memory import empty
 from quire.ops.cpu.runtime.weights import written
-from quire.ops.operands import LinearWeight
 
 lib = load()
 

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from quire.config.memory.weight_formats import COMPACT_ISAS, PANEL
+from quire.config.memory.weights.formats import COMPACT_ISAS, PANEL
+from quire.ops.contracts.operands import LinearWeight
 from quire.ops.cpu.library import UNSUPPORTED, check, isa, load
 from quire.ops.cpu.runtime.dtypes import COMPACT, DTYPES, WEIGHT_DTYPES
 from quire.ops.cpu.runtime.memory import give_back, weight_zeros
 from quire.ops.cpu.runtime.rows import readable_rows
-from quire.ops.operands import LinearWeight
 
 lib = load()
 

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from quire.config.gguf.tensor_types import QUANTIZED
-from quire.config.memory.weight_formats import NESTED_BLOCK, Codes, Shift, WeightFormat, native_format
+from quire.config.memory.weights.formats import NESTED_BLOCK, Codes, Shift, WeightFormat, native_format
 from quire.errors import ConfigError
-from quire.ops.blocks import LEVELS, unpack_blocks
+from quire.ops.contracts.operands import BlockRows, LinearWeight, NestedScales, QuantizedRows, StoredRows
 from quire.ops.cpu.library import UNSUPPORTED, check, load
 from quire.ops.cpu.products.blocks import pack_blocks, range_of_blocks
 from quire.ops.cpu.products.packing import pack_linear
@@ -26,8 +26,8 @@ from quire.ops.cpu.runtime.dtypes import ACTIVATIONS, DTYPES
 from quire.ops.cpu.runtime.memory import empty, weight_zeros
 from quire.ops.cpu.runtime.rows import readable_rows
 from quire.ops.cpu.runtime.weights import CODES, written
-from quire.ops.dequantize import with_integer_levels, with_integers
-from quire.ops.operands import BlockRows, LinearWeight, NestedScales, QuantizedRows, StoredRows
+from quire.ops.shared.blocks import LEVELS, unpack_blocks
+from quire.ops.shared.dequantize import with_integer_levels, with_integers
 from quire.utils.math import cdiv
 
 lib = load()

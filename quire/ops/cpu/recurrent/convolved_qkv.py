@@ -7,11 +7,11 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from quire.ops.convolved_qkv import fill_heads, fill_taps, num_features, taps_shape
+from quire.ops.contracts.operands import ConvolvedQkvWeights, StateMetadata
 from quire.ops.cpu.products.gemm import linear_into
 from quire.ops.cpu.runtime.calls import run_or_note
 from quire.ops.cpu.runtime.memory import empty
-from quire.ops.operands import ConvolvedQkvWeights, StateMetadata
+from quire.ops.shared.convolved_qkv import fill_heads, fill_taps, num_features, taps_shape
 
 
 def convolved_qkv(projected: Tensor, weights: ConvolvedQkvWeights, states: Tensor, metadata: StateMetadata) -> Tensor:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from quire.ops.contracts.operands import GatedDeltaWeights, LightningWeights, RgLruWeights, StateMetadata
 from quire.ops.cpu.library import check, load
 from quire.ops.cpu.products.gemm import linear_into
 from quire.ops.cpu.recurrent.states import GatedNorm, convolve, gated_norm, places
 from quire.ops.cpu.runtime.dtypes import DTYPES
 from quire.ops.cpu.runtime.memory import empty
-from quire.ops.operands import GatedDeltaWeights, LightningWeights, RgLruWeights, StateMetadata
 
 lib = load()
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from quire.ops.contracts.operands import ConvWeights, Mamba2Weights, MambaWeights, StateMetadata
 from quire.ops.cpu.library import check, load
 from quire.ops.cpu.products.gemm import linear
 from quire.ops.cpu.runtime.dtypes import ACTIVATIONS, DTYPES
 from quire.ops.cpu.runtime.memory import empty, zeros
-from quire.ops.operands import ConvWeights, Mamba2Weights, MambaWeights, StateMetadata
 
 lib = load()
 SLACK = 128

@@ -8,11 +8,11 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from quire.config.memory.weight_formats import BY_NAME, Codes
+from quire.config.memory.weights.formats import BY_NAME, Codes
 from quire.errors import ConfigError
+from quire.ops.contracts.operands import LinearWeight
 from quire.ops.cpu.library import word
 from quire.ops.cpu.runtime.dtypes import WEIGHT_DTYPES
-from quire.ops.operands import LinearWeight
 
 CODES = {Codes.INT8: 1, Codes.INT4: 2, Codes.LEVELS: 3, Codes.FLOAT8: 4, Codes.INT5: 5, Codes.INT6: 6}
 """By `qr_format`."""

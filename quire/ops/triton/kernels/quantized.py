@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import triton
 import triton.language as tl
 
-from quire.config.memory.weight_formats import Codes, Shift, WeightFormat, gpu_step
+from quire.config.memory.weights.formats import Codes, Shift, WeightFormat, gpu_step
 from quire.ops.triton.alignment import in_models
 from quire.ops.triton.kernels.arithmetic import ACTIVATION_CODES, INTERPRETED, floats_of, multiply_add, narrowed
 from quire.ops.triton.kernels.dependent import await_inputs, dependent

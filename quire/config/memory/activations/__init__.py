@@ -1,0 +1,1 @@
+"""How many bytes the activations of a step take."""

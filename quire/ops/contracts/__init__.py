@@ -1,0 +1,1 @@
+"""What the ops promise, and what they are given."""
