@@ -29,23 +29,23 @@ from quire.errors import ConfigError
 from quire.layers.activation import Activation, activation_of
 from quire.layers.attention import Attention, position_scales
 from quire.layers.attention_experts import attention_expert_weights
-from quire.layers.block_indexer import BlockIndexer
 from quire.layers.compressed import CompressedAttention
 from quire.layers.context import LayerContext
 from quire.layers.experts import MixtureOfExperts
-from quire.layers.gated_recurrence import GatedDelta, LightningAttention, RgLru
-from quire.layers.indexer import IndexedAttention, QueryGatedAttention, SharedChoiceAttention
+from quire.layers.indexers.blocks import BlockIndexer
+from quire.layers.indexers.means import MeanIndexer
+from quire.layers.indexers.tokens import IndexedAttention, QueryGatedAttention, SharedChoiceAttention
 from quire.layers.latent import LatentAttention
 from quire.layers.linear import GatedLinear, Linear
-from quire.layers.mean_indexer import MeanIndexer
 from quire.layers.norm import RMSNorm
 from quire.layers.quantization.kv_scales import read_kv_scales
 from quire.layers.quantization.schemes import plain
-from quire.layers.recurrent import Mamba2Mixer, ShortConv, mamba_mixer
+from quire.layers.recurrent.gated import GatedDelta, LightningAttention, RgLru
+from quire.layers.recurrent.scanned import Mamba2Mixer, ShortConv, mamba_mixer
 from quire.layers.rotary import rotary_table
 from quire.layers.weights import HeadOrder, Rows, split_rows
-from quire.models.head_norms import NO_NORMS, FusedNorms, fused_norms, separate_norms
-from quire.models.narrow_values import narrow_output, narrow_projection
+from quire.models.variants.head_norms import NO_NORMS, FusedNorms, fused_norms, separate_norms
+from quire.models.variants.narrow_values import narrow_output, narrow_projection
 from quire.ops.contracts.operands import RopeAndCacheSpec
 
 

@@ -58,13 +58,13 @@ ALLOWED = {
     "worker/input_builder.py": {"_slots_in": "memory of the host"},
     "layers/activation.py": {"_xielu_parameters": "read from the checkpoint"},
     "models/blocks.py": {"attention_of": "it builds a layer", "_learned_difference": "read from the checkpoint"},
-    "models/gemma4.py": {"_output_scale": "read from the checkpoint"},
-    "layers/gated_recurrence.py": {"__init__": "read from the checkpoint"},
+    "models/variants/gemma4.py": {"_output_scale": "read from the checkpoint"},
+    "layers/recurrent/gated.py": {"__init__": "read from the checkpoint"},
     "layers/embedding.py": {"__init__": "a number of the host, rounded when a model is loaded"},
     "layers/attention.py": {"position_scales": "numbers of the host, made when a model is loaded"},
     "layers/experts.py": {"_token_table": "read from the checkpoint", "__init__": "a number of the config"},
-    "layers/ngrams.py": {"_hashes": "read from the checkpoint"},
-    "models/dory.py": {"_multiplied": "read from the checkpoint"},
+    "layers/recurrent/ngrams.py": {"_hashes": "read from the checkpoint"},
+    "models/variants/dory.py": {"_multiplied": "read from the checkpoint"},
 }
 """File -> function -> why it may."""
 LOADING = ("layers/quantization/",)

@@ -12,7 +12,7 @@ BIASES = "has no biases in this family. Set it to false."
 
 SPEC = FamilySpec(
     architecture="DeepseekV4ForCausalLM",
-    model_class="quire.models.hyper_connections:HyperForCausalLM",
+    model_class="quire.models.variants.hyper_connections:HyperForCausalLM",
     spellings={"intermediate_size": "moe_intermediate_size"},
     defaults={
         "vocab_size": 129_280,

@@ -21,7 +21,7 @@ def _derived(keys: ConfigKeys) -> Mapping[str, Any]:
 
 SPEC = FamilySpec(
     architecture="DogeForCausalLM",
-    model_class="quire.models.doge:DogeForCausalLM",
+    model_class="quire.models.variants.doge:DogeForCausalLM",
     defaults={
         "vocab_size": 32_768,
         "hidden_size": 1024,

@@ -71,7 +71,7 @@ def _sphere(keys: ConfigKeys) -> SphereSpec:
 
 SPEC = FamilySpec(
     architecture="DoryForCausalLM",
-    model_class="quire.models.dory:DoryForCausalLM",
+    model_class="quire.models.variants.dory:DoryForCausalLM",
     defaults={
         "vocab_size": 131_072,
         "hidden_size": 2560,

@@ -69,7 +69,7 @@ def _scales(keys: ConfigKeys) -> Scales:
 
 SPEC = FamilySpec(
     architecture="Gemma3nForCausalLM",
-    model_class="quire.models.gemma3n:Gemma3nForCausalLM",
+    model_class="quire.models.variants.gemma3n:Gemma3nForCausalLM",
     spellings={"hidden_act": "hidden_activation"},
     defaults={
         "vocab_size": 262_400,

@@ -126,7 +126,7 @@ DEFAULTS = {
 
 SPEC = FamilySpec(
     architecture="Gemma4ForCausalLM",
-    model_class="quire.models.gemma4:Gemma4ForCausalLM",
+    model_class="quire.models.variants.gemma4:Gemma4ForCausalLM",
     spellings={"hidden_act": "hidden_activation"},
     defaults=DEFAULTS,
     derived=derived,

@@ -55,7 +55,7 @@ def _experts(keys: ConfigKeys, num_layers: int) -> tuple[ExpertsSpec | None, ...
 
 SPEC = FamilySpec(
     architecture="HYV4ForCausalLM",
-    model_class="quire.models.hyper_connections:HyperForCausalLM",
+    model_class="quire.models.variants.hyper_connections:HyperForCausalLM",
     defaults={
         **DEFAULTS,
         "vocab_size": 120_832,

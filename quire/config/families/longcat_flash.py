@@ -53,7 +53,7 @@ def mlps(keys: ConfigKeys, num_layers: int, size: int) -> tuple[MlpSpec, ...]:
 
 SPEC = FamilySpec(
     architecture="LongcatFlashForCausalLM",
-    model_class="quire.models.longcat_flash:LongcatFlashForCausalLM",
+    model_class="quire.models.variants.longcat_flash:LongcatFlashForCausalLM",
     spellings={"intermediate_size": "ffn_hidden_size"},
     defaults={
         "vocab_size": 131_072,

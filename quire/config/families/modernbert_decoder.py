@@ -49,7 +49,7 @@ def _head_transform(keys: ConfigKeys) -> HeadTransform:
 
 SPEC = FamilySpec(
     architecture="ModernBertDecoderForCausalLM",
-    model_class="quire.models.modernbert_decoder:ModernBertDecoderForCausalLM",
+    model_class="quire.models.variants.modernbert_decoder:ModernBertDecoderForCausalLM",
     spellings={"hidden_act": "hidden_activation", "rms_norm_eps": "norm_eps", "rope_theta": "global_rope_theta"},
     defaults={
         "vocab_size": 50_368,

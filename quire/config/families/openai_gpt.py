@@ -8,7 +8,7 @@ from quire.config.family_spec import NormKind, Norms, Scales
 SPEC = replace(
     GPT2,
     architecture="OpenAIGPTLMHeadModel",
-    model_class="quire.models.openai_gpt:OpenAIGPTForCausalLM",
+    model_class="quire.models.variants.openai_gpt:OpenAIGPTForCausalLM",
     spellings={
         **{key: name for key, name in GPT2.spellings.items() if key != "intermediate_size"},
         "hidden_act": "afn",

@@ -22,7 +22,7 @@ def norms(keys: ConfigKeys) -> Norms:
 
 SPEC = FamilySpec(
     architecture="OPTForCausalLM",
-    model_class="quire.models.opt:OPTForCausalLM",
+    model_class="quire.models.variants.opt:OPTForCausalLM",
     spellings={"intermediate_size": "ffn_dim", "hidden_act": "activation_function"},
     defaults={
         "activation_function": "relu",

@@ -34,7 +34,7 @@ def _recurrent(keys: ConfigKeys, num_layers: int) -> tuple[RecurrentSpec | None,
 
 SPEC = FamilySpec(
     architecture="Qwen4ExpForCausalLM",
-    model_class="quire.models.gated_streams:GatedStreamsForCausalLM",
+    model_class="quire.models.variants.gated_streams:GatedStreamsForCausalLM",
     defaults={
         **DEFAULTS,
         **EXPERTS,

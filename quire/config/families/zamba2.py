@@ -86,7 +86,7 @@ def _scales(keys: ConfigKeys) -> Scales:
 
 SPEC = FamilySpec(
     architecture="Zamba2ForCausalLM",
-    model_class="quire.models.zamba2:ZambaForCausalLM",
+    model_class="quire.models.variants.zamba2:ZambaForCausalLM",
     defaults={
         "hidden_act": "gelu",
         "rms_norm_eps": 1e-5,

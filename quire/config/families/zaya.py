@@ -85,7 +85,7 @@ def _scales(keys: ConfigKeys) -> Scales:
 
 SPEC = FamilySpec(
     architecture="ZayaForCausalLM",
-    model_class="quire.models.zaya:ZayaForCausalLM",
+    model_class="quire.models.variants.zaya:ZayaForCausalLM",
     defaults={
         "hidden_act": "silu",
         "rms_norm_eps": 1e-5,

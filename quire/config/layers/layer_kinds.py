@@ -29,7 +29,7 @@ class Heads:
     """Whether values are what keys are before their norm and rotation, instead of a product of their own."""
     value_size: int | None = None
     """Of a value head of the checkpoint, where it is narrower than a key: its weights are filled up with zeros, so all
-    heads have `head_size` (`models/narrow_values.py`)."""
+    heads have `head_size` (`models/variants/narrow_values.py`)."""
 
     @property
     def query_size(self) -> int:

@@ -385,7 +385,7 @@ class NGramSpec(Mixer):
 
     Each head looks an n-gram up by a hash, in rows of one table that are its own. Of all heads' rows beside each other
     products are made: a value, and a key of each stream, which says how much of the value the stream gets. A
-    convolution that skips tokens is added. `layers/ngrams.py` computes it.
+    convolution that skips tokens is added. `layers/recurrent/ngrams.py` computes it.
     """
 
     num_streams: int

@@ -17,7 +17,8 @@ class StreamsSpec:
 
     A layer predicts all streams from all of them, computes one, and corrects all by how far the prediction of that one
     was off. What the layer reads has a low-rank copy added beside attention (LAuReL, https://arxiv.org/abs/2411.07501),
-    and what it gives is joined by an embedding of the token that is the layer's own. `models/gemma3n.py` computes it.
+    and what it gives is joined by an embedding of the token that is the layer's own. `models/variants/gemma3n.py`
+    computes it.
     """
 
     count: int
@@ -31,7 +32,7 @@ class StreamsSpec:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SphereSpec:
     """Hidden states of length 1, which attention and MLP move (nGPT, https://arxiv.org/abs/2410.01131), and layers in
-    the middle that all tokens pass several times (Dory). `models/dory.py` computes it.
+    the middle that all tokens pass several times (Dory). `models/variants/dory.py` computes it.
 
     The checkpoint has what multiplies features divided by numbers: those here, but for `query` and `gate` without
     their squares.
@@ -70,8 +71,8 @@ class HyperSpec:
     """Streams that every half of a layer reads and writes (hyper-connections, https://arxiv.org/abs/2409.19606).
 
     Numbers of each token say how much of each stream the half reads, how much of what it gives is added to each, and
-    how the streams are mixed, by a matrix whose rows and columns add up to one. `models/hyper_connections.py` computes
-    it.
+    how the streams are mixed, by a matrix whose rows and columns add up to one.
+    `models/variants/hyper_connections.py` computes it.
     """
 
     count: int
@@ -101,7 +102,7 @@ class GatedStreamsSpec:
     """Streams of which every half of a layer reads a mean that gates of each feature weigh (Qwen4-Exp).
 
     The gates are a product of low rank of all streams behind a norm; numbers of each token say how much of what the
-    half gives is added to each stream. `models/gated_streams.py` computes it.
+    half gives is added to each stream. `models/variants/gated_streams.py` computes it.
     """
 
     count: int
@@ -113,7 +114,7 @@ class GatedStreamsSpec:
 class LayerEmbeddingsSpec:
     """Embeddings of each token, one for each layer, joined by a product of the token's own embedding.
 
-    They are added behind the layer, gated by what it gives. `models/layer_embeddings.py` computes it.
+    They are added behind the layer, gated by what it gives. `models/variants/layer_embeddings.py` computes it.
     """
 
     size: int

@@ -1,4 +1,4 @@
-"""Activations of layers with convolved queries and keys (`models/zaya.py`)."""
+"""Activations of layers with convolved queries and keys (`models/variants/zaya.py`)."""
 
 from __future__ import annotations
 

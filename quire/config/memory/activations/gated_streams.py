@@ -1,4 +1,6 @@
-"""Activations of models with streams behind gates (`models/gated_streams.py`), and of n-grams (`layers/ngrams.py`)."""
+"""Activations of models with streams behind gates (`models/variants/gated_streams.py`), and of n-grams
+(`layers/recurrent/ngrams.py`).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Activations of models with hyper-connections (`models/hyper_connections.py`)."""
+"""Activations of models with hyper-connections (`models/variants/hyper_connections.py`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Activations of attention over latents (`layers/latent.py`, `layers/indexer.py`)."""
+"""Activations of attention over latents (`layers/latent.py`, `layers/indexers/tokens.py`)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _attend(layout: StepLayout, mixer: LatentAttentionSpec) -> None:
 
 
 def _attend_indexed(layout: StepLayout, mixer: LatentAttentionSpec, indexer: IndexerSpec) -> None:
-    """Attention over the latents that an indexer chooses (`layers/indexer.py`)."""
+    """Attention over the latents that an indexer chooses (`layers/indexers/tokens.py`)."""
     assert mixer.query_rank is not None
     heads, size = mixer.num_heads * mixer.cached_size, indexer.head_size
     layout.take("down", mixer.query_rank)

@@ -96,5 +96,5 @@ def _reference_index_bytes(item: int, mixer: LatentAttentionSpec) -> int:
 
 
 def has_shortcuts(arch: ModelArch) -> bool:
-    """Whether two layers at a time share a mixture of experts (`models/longcat_flash.py`)."""
+    """Whether two layers at a time share a mixture of experts (`models/variants/longcat_flash.py`)."""
     return any(mlp.beside is not None and not mlp.beside.has_router_scale for mlp in arch.mlps)

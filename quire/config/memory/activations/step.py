@@ -134,7 +134,7 @@ def _half(layout: StepLayout, arch: ModelArch, layer: LayerSpec, out: str, besid
 
 
 def _shared_layer(layout: StepLayout, arch: ModelArch, layer: LayerSpec) -> None:
-    """A shared block, and recurrences that read what it adds (`models/zamba2.py`)."""
+    """A shared block, and recurrences that read what it adds (`models/variants/zamba2.py`)."""
     attention, *recurrences = layer.mixers
     assert isinstance(attention, AttentionSpec)
     assert attention.shared is not None
@@ -191,7 +191,7 @@ def _feed_shared(layout: StepLayout, arch: ModelArch, shared: SharedBlock) -> No
 
 
 def _streams(layout: StepLayout, arch: ModelArch, streams: StreamsSpec) -> None:
-    """Streams made of the embeddings, the layers, and the streams' mean (`models/gemma3n.py`)."""
+    """Streams made of the embeddings, the layers, and the streams' mean (`models/variants/gemma3n.py`)."""
     size, others = arch.hidden_size, range(1, streams.count)
     assert arch.layer_embeddings is not None
     layout.rename("hidden", "stream 0")
@@ -305,7 +305,7 @@ def _stream_layer(
 
 
 def _add_embedding(layout: StepLayout, arch: ModelArch, spec: LayerEmbeddingsSpec, piece: str) -> None:
-    """What a layer makes of its embeddings (`models/layer_embeddings.py`)."""
+    """What a layer makes of its embeddings (`models/variants/layer_embeddings.py`)."""
     layout.take("gated", spec.size)
     layout.take("projected", arch.hidden_size)
     layout.take(piece, arch.hidden_size)
@@ -378,7 +378,7 @@ def _feed(layout: StepLayout, arch: ModelArch, norms: Norms, mlp: MlpSpec) -> No
 
 
 def _mix_beside(layout: StepLayout, arch: ModelArch) -> None:
-    """Experts beside the MLP that gave "out", which read other norms than it did (`models/gemma4.py`)."""
+    """Experts beside the MLP that gave "out", which read other norms than it did (`models/variants/gemma4.py`)."""
     size = arch.hidden_size
     layout.free("normed")
     layout.take("mlp normed", size)
@@ -474,7 +474,7 @@ def _bias(layout: StepLayout, heads: Heads) -> None:
 
 
 def _select_blocks(layout: StepLayout, indexer: BlockIndexerSpec) -> None:
-    """What queries attend to, once they are rotated (`layers/block_indexer.py`)."""
+    """What queries attend to, once they are rotated (`layers/indexers/blocks.py`)."""
     size = indexer.head_size
     layout.free("qkv")
     layout.take("raw", size)
@@ -488,7 +488,7 @@ def _select_blocks(layout: StepLayout, indexer: BlockIndexerSpec) -> None:
 
 
 def _select_by_means(layout: StepLayout, indexer: MeanIndexerSpec) -> None:
-    """As `_select_blocks` (`layers/mean_indexer.py`)."""
+    """As `_select_blocks` (`layers/indexers/means.py`)."""
     count, size = indexer.num_heads, indexer.head_size
     layout.free("qkv")
     layout.take("key", 2 * size)

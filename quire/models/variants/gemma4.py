@@ -14,7 +14,7 @@ from quire.layers.experts import MixtureOfExperts
 from quire.layers.norm import RMSNorm, model_norm
 from quire.models.blocks import Mlp
 from quire.models.decoder import DecoderForCausalLM, DecoderLayer
-from quire.models.layer_embeddings import LayerEmbedding, LayerEmbeddings
+from quire.models.variants.layer_embeddings import LayerEmbedding, LayerEmbeddings
 
 
 class ExpertsBeside:

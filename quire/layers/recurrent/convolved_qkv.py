@@ -12,7 +12,7 @@ from quire.errors import ConfigError
 from quire.layers.context import LayerContext
 from quire.layers.linear import Linear
 from quire.layers.quantization.schemes import plain
-from quire.layers.recurrent import conv_weights, refuse_split
+from quire.layers.recurrent.scanned import conv_weights, refuse_split
 from quire.ops.contracts.operands import ConvolvedQkvWeights, LinearWeight
 
 PRODUCTS = ("q_proj", "k_proj", "v_proj_current", "v_proj_delayed")

@@ -12,9 +12,9 @@ from quire.config.arch import ModelArch
 from quire.errors import ConfigError
 from quire.layers.context import LayerContext
 from quire.layers.linear import Linear
-from quire.layers.ngrams import NGrams
 from quire.layers.norm import StreamNorm
 from quire.layers.quantization.schemes import DENSE
+from quire.layers.recurrent.ngrams import NGrams
 from quire.models.blocks import mixer_of, mlp_of
 from quire.models.decoder import DecoderForCausalLM
 

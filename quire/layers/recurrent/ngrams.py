@@ -18,7 +18,7 @@ from quire.errors import CheckpointError
 from quire.layers.context import LayerContext
 from quire.layers.linear import Linear
 from quire.layers.norm import StreamNorm
-from quire.layers.recurrent import conv_weights
+from quire.layers.recurrent.scanned import conv_weights
 from quire.ops.contracts.operands import NGramHashes
 
 TABLE = "ngram_embedding"

@@ -18,7 +18,7 @@ from quire.layers.context import LayerContext
 from quire.layers.linear import GatedLinear, Linear
 from quire.models.blocks import attention_of
 from quire.models.decoder import DecoderForCausalLM
-from quire.models.head_norms import FusedNorms
+from quire.models.variants.head_norms import FusedNorms
 from quire.ops.contracts.operands import Largest, LinearWeight
 from quire.ops.contracts.ops import Ops
 

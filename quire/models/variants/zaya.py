@@ -9,10 +9,10 @@ from quire.attention.context import ForwardContext
 from quire.config.arch import ModelArch
 from quire.config.layers.mixers import AttentionSpec
 from quire.layers.context import LayerContext
-from quire.layers.convolved_qkv import ConvolvedQkv
 from quire.layers.experts import MixtureOfExperts
 from quire.layers.linear import Linear
 from quire.layers.norm import model_norm
+from quire.layers.recurrent.convolved_qkv import ConvolvedQkv
 from quire.layers.router_mlp import RouterMlp
 from quire.models.blocks import attention_of
 from quire.models.decoder import DecoderForCausalLM

@@ -17,7 +17,7 @@ from quire.config.layers.recurrent_mixers import DeltaLayout, GatedDeltaSpec, Li
 from quire.layers.activation import activation_of
 from quire.layers.context import LayerContext
 from quire.layers.linear import Linear
-from quire.layers.recurrent import conv_weights, decay_of, refuse_split
+from quire.layers.recurrent.scanned import conv_weights, decay_of, refuse_split
 from quire.layers.weights import Rows, split_rows
 from quire.ops.contracts.operands import ConvWeights, GatedDeltaWeights, LightningWeights, LinearWeight, RgLruWeights
 

@@ -18,7 +18,7 @@ from quire.layers.linear import Linear
 from quire.layers.norm import model_norm
 from quire.layers.quantization.schemes import DENSE
 from quire.models.decoder import DecoderForCausalLM, DecoderLayer
-from quire.models.layer_embeddings import LayerEmbedding, LayerEmbeddings
+from quire.models.variants.layer_embeddings import LayerEmbedding, LayerEmbeddings
 
 LEAST = 1e-5
 """A stream's mean square counts as no less when it is made as large as another."""

@@ -1,0 +1,1 @@
+"""Attention to what an indexer chooses: tokens, or blocks of them."""
