@@ -127,6 +127,17 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "no end of text": ({"eos_token_id": None}, ": eos_token_id is missing"),
     "heads of no equal size": ({"ple_embed_dim": 100}, "ple_embed_dim is 100.*16 heads"),
     "no seed": ({"seed": 1.5}, "seed is 1.5"),
+    "tables beyond reason": (
+        {
+            "num_hidden_layers": 5,
+            "layer_types": ["linear_attention"] * 5,
+            "ple_layer_ids": [1, 2, 3, 4, 5],
+            "ngram_size": 9,
+            "heads_per_ngram": 32,
+            "ple_embed_dim": 256,
+        },
+        r"ple_layer_ids is \[1, 2, 3, 4, 5\].*at most 1024 heads.*256 for each",
+    ),
     "rows beyond reason": ({"ngram_vocab_size_base": 1 << 40}, "ngram_vocab_size_base"),
 }
 

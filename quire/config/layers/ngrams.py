@@ -18,6 +18,8 @@ MAX_TOKENS = 16
 """Of an n-gram."""
 MAX_HEADS = 256
 """Of a layer."""
+MAX_ALL_HEADS = 1024
+"""Of a model. A prime has to be found for each, which takes some 2 ms for the largest."""
 MAX_ROWS = 1 << 31
 """Of a head."""
 MAX_IDS = 1 << 24
@@ -45,6 +47,9 @@ def ngram_layers(keys: ConfigKeys, recurrent: Sequence[RecurrentSpec | None]) ->
     size = keys.count("ple_embed_dim", "hidden_size")
     if size % num_heads:
         keys.refuse("ple_embed_dim", size, f"must be a multiple of the {num_heads} heads of n-grams")
+    if num_heads * len(listed) > MAX_ALL_HEADS:
+        problem = f"must give at most {MAX_ALL_HEADS} heads of n-grams in all layers ({num_heads} for each)"
+        keys.refuse("ple_layer_ids", listed, problem)
     rows = _primes(keys.count("ngram_vocab_size_base", most=MAX_ROWS), num_heads * len(listed))
     specs: list[NGramSpec | None] = [None] * len(recurrent)
     for place, number in enumerate(listed):
