@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from quire.config.arch import ModelArch
 from quire.config.quantized.config import StoredQuantization
 from quire.config.quantized.stored import Header, StoredFormat
 from quire.distributed.groups import ParallelContext
@@ -229,3 +230,11 @@ class LayerContext:
             layers = [self.name]
         sources = [f"{layer}.{name}" for layer in layers]
         return sources, out_features if len(sources) == len(out_features) else (sum(out_features),)
+
+
+def refuse_elsewhere(arch: ModelArch, ctx: LayerContext, what: str) -> None:
+    """Raises: ConfigError where the ops of a GPU would have to compute `what`, or several processes."""
+    if ctx.ops.name == "triton":
+        raise ConfigError(f"{arch.source}: {what} is what the triton ops do not have yet; give device='cpu'")
+    if ctx.parallel.tp.size > 1:
+        raise ConfigError(f"{arch.source}: {what} is not split between processes. Use one process.")

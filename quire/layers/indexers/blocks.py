@@ -12,9 +12,8 @@ from torch import Tensor
 from quire.attention.context import ForwardContext
 from quire.config.arch import ModelArch
 from quire.config.layers.mixers import AttentionSpec
-from quire.errors import ConfigError
 from quire.layers.attention import Attention
-from quire.layers.context import LayerContext
+from quire.layers.context import LayerContext, refuse_elsewhere
 from quire.layers.linear import Linear
 from quire.layers.norm import RMSNorm
 from quire.ops.contracts.operands import RopeAndCacheSpec, RowCache
@@ -30,7 +29,7 @@ class BlockIndexer:
         mixer = arch.mixers[index]
         assert isinstance(mixer, AttentionSpec)
         assert mixer.blocks is not None
-        _check_supported(arch, ctx)
+        refuse_elsewhere(arch, ctx, "attention to blocks that an indexer chooses")
         spec = mixer.blocks
         self.ops, self.spec, self.attention = ctx.ops, spec, attention
         self.cache = arch.caches_of(index)[1]
@@ -69,12 +68,3 @@ class BlockIndexer:
         at = self.attention
         kv_cache, slots = ctx.kv_caches[at.index], at.group(ctx).slot_mapping
         return self.ops.rope_and_cache(x, ctx.positions, at.cos_sin, norm.weight, None, kv_cache, slots, spec)
-
-
-def _check_supported(arch: ModelArch, ctx: LayerContext) -> None:
-    """Raises: ConfigError where the ops lack what it needs, or the model would be split."""
-    what = "attention to blocks that an indexer chooses"
-    if ctx.ops.name == "triton":
-        raise ConfigError(f"{arch.source}: {what} is what the triton ops do not have yet; give device='cpu'")
-    if ctx.parallel.tp.size > 1:
-        raise ConfigError(f"{arch.source}: {what} is not split between processes. Use one process.")

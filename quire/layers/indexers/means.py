@@ -13,8 +13,7 @@ from torch import Tensor
 from quire.attention.context import ForwardContext
 from quire.config.arch import ModelArch
 from quire.config.layers.mixers import AttentionSpec
-from quire.errors import ConfigError
-from quire.layers.context import LayerContext
+from quire.layers.context import LayerContext, refuse_elsewhere
 from quire.layers.linear import Linear
 from quire.layers.norm import RMSNorm
 from quire.layers.rotary import rotary_table
@@ -31,7 +30,7 @@ class MeanIndexer:
         assert isinstance(mixer, AttentionSpec)
         assert mixer.means is not None
         assert mixer.rope is not None
-        _check_supported(arch, ctx)
+        refuse_elsewhere(arch, ctx, "attention to blocks that an indexer chooses by their means")
         spec, self.ops = mixer.means, ctx.ops
         self.spec, self.size = spec, spec.head_size
         _, self.tail, self.entries = arch.caches_of(index)
@@ -90,12 +89,3 @@ def _rotated_last(size: int, rotary_dim: int) -> Tensor:
 
 def _rows(ctx: ForwardContext, cache: int, size: int) -> RowCache:
     return RowCache(rows=ctx.kv_caches[cache], size=size, metadata=ctx.groups[ctx.group_of_layer[cache]].attention)
-
-
-def _check_supported(arch: ModelArch, ctx: LayerContext) -> None:
-    """Raises: ConfigError where the ops lack what it needs, or the model would be split."""
-    what = "attention to blocks that an indexer chooses by their means"
-    if ctx.ops.name == "triton":
-        raise ConfigError(f"{arch.source}: {what} is what the triton ops do not have yet; give device='cpu'")
-    if ctx.parallel.tp.size > 1:
-        raise ConfigError(f"{arch.source}: {what} is not split between processes. Use one process.")

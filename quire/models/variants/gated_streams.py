@@ -9,8 +9,7 @@ from torch import Tensor
 
 from quire.attention.context import ForwardContext
 from quire.config.arch import ModelArch
-from quire.errors import ConfigError
-from quire.layers.context import LayerContext
+from quire.layers.context import LayerContext, refuse_elsewhere
 from quire.layers.linear import Linear
 from quire.layers.norm import StreamNorm
 from quire.layers.quantization.schemes import DENSE
@@ -84,7 +83,7 @@ class GatedStreamsForCausalLM(DecoderForCausalLM):
     def make_layers(self, arch: ModelArch, ctx: LayerContext) -> None:
         """See `DecoderForCausalLM`."""
         assert arch.gated_streams is not None
-        _check_supported(arch, ctx)
+        refuse_elsewhere(arch, ctx, "a model of several streams behind gates")
         self.num_streams = arch.gated_streams.count
         self.stream_layers = [GatedStreamsLayer(arch, ctx.child(index), index) for index in range(arch.num_layers)]
         model = replace(ctx, name=ctx.name.rpartition(".")[0])
@@ -98,12 +97,3 @@ class GatedStreamsForCausalLM(DecoderForCausalLM):
             streams = layer.mix(streams, ctx)
             streams = layer.feed(streams)
         return self.last_streams.read_last(streams)
-
-
-def _check_supported(arch: ModelArch, ctx: LayerContext) -> None:
-    """Raises: ConfigError where the ops lack what it needs, or the model would be split."""
-    what = "a model of several streams behind gates"
-    if ctx.ops.name == "triton":
-        raise ConfigError(f"{arch.source}: {what} is what the triton ops do not have yet; give device='cpu'")
-    if ctx.parallel.tp.size > 1:
-        raise ConfigError(f"{arch.source}: {what} is not split between processes. Use one process.")
