@@ -31,7 +31,7 @@ def none_collected() -> Iterator[None]:
     try:
         yield
     finally:
-        if not gc.get_freeze_count():
+        if gc.get_count()[0] > gc.get_threshold()[0] and not gc.get_freeze_count():  # which counts one by one
             gc.freeze()
             gc.unfreeze()  # what was frozen joins the oldest objects, none of which was looked at
         if was_enabled:

@@ -52,16 +52,10 @@ def to_full(*argv: str) -> tuple[int, str]:
         return quire(*argv, stdout=full.fileno())
 
 
-@pytest.fixture(scope="module")
-def ends() -> dict[str, tuple[int, str]]:
-    """How each command ends whose standard output is full, run two at a time."""
+def test_standard_output_that_is_full_is_said_in_one_line() -> None:
     with ThreadPoolExecutor(2) as pool:
-        return dict(zip(WRITERS, pool.map(lambda name: to_full(*WRITERS[name]), WRITERS), strict=True))
-
-
-@pytest.mark.parametrize("name", WRITERS)
-def test_standard_output_that_is_full_is_said_in_one_line(ends: dict[str, tuple[int, str]], name: str) -> None:
-    assert ends[name] == (1, "quire: standard output cannot be written: No space left on device\n")
+        ends = dict(zip(WRITERS, pool.map(lambda name: to_full(*WRITERS[name]), WRITERS), strict=True))
+    assert ends == dict.fromkeys(WRITERS, (1, "quire: standard output cannot be written: No space left on device\n"))
 
 
 @pytest.mark.parametrize("command", ["chat", "complete"])

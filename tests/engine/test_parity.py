@@ -21,8 +21,10 @@ GREEDY = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True, l
 WAYS: dict[str, dict[str, Any]] = {
     "batched": {},
     "chunks of 7": {"long_prefill_token_threshold": 7},
-    "16-token blocks, preempted": {"block_size": 16, "num_gpu_blocks_override": 16, "max_model_len": 128},
+    "16-token blocks, preempted": {"block_size": 16, "max_model_len": 128},
 }
+POOLS = {"deepseek_v4": 24, "hy_v4": 24, "qwen4_exp_text": 24, "mistral": 10, "ministral": 10, "starcoder2": 10}
+"""Blocks of the family, where 16 are too few for its KV groups, or too many for its windows to preempt anything."""
 
 
 def prompts() -> list[list[int]]:
@@ -31,19 +33,18 @@ def prompts() -> list[list[int]]:
 
 
 def prompts_for(ops: str) -> list[Any]:
-    """All of them, but every third for the reference: it takes seven times as long."""
-    return prompts()[:: 1 if ops == "cpu" else 3]
+    """All of them, but every fourth for the reference: it takes seven times as long."""
+    return prompts() if ops == "cpu" else prompts()[1::4]
 
 
 def ways_of(family: str) -> dict[str, dict[str, Any]]:
     """Without blocks of keys and values nothing grows, so only branches of a request need more memory than it has."""
-    if family in ("deepseek_v4", "hy_v4", "qwen4_exp_text"):  # whose layers are in five, three and six KV groups
-        return {
-            way: {**opts, "num_gpu_blocks_override": 24} if "preempted" in way else opts for way, opts in WAYS.items()
-        }
-    if family not in ATTENTION_FREE:
-        return WAYS
-    return {way: options for way, options in WAYS.items() if "preempted" not in way}
+    pool = {"num_gpu_blocks_override": POOLS.get(family, 16)}
+    return {
+        way: {**options, **pool} if "preempted" in way else options
+        for way, options in WAYS.items()
+        if not ("preempted" in way and family in ATTENTION_FREE)
+    }
 
 
 def families_and_ops() -> list[tuple[str, str]]:

@@ -164,6 +164,7 @@ ARCHITECTURES: Mapping[str, str] = MappingProxyType(
     }
 )
 """model_type -> architecture."""
+_MODEL_TYPES = {architecture: model_type for model_type, architecture in ARCHITECTURES.items()}
 
 ALSO_CALLED: Mapping[str, str] = MappingProxyType(
     {"JetMoEForCausalLM": "JetMoeForCausalLM", "PhiMoEForCausalLM": "PhimoeForCausalLM"}
@@ -188,7 +189,7 @@ def registered() -> dict[str, FamilySpec | None]:
 
 def is_shipped(architecture: str) -> bool:
     """Whether quire itself has the architecture."""
-    return architecture in ARCHITECTURES.values()
+    return architecture in _MODEL_TYPES
 
 
 def family_of(architecture: str, model_type: str) -> FamilySpec:
@@ -196,11 +197,10 @@ def family_of(architecture: str, model_type: str) -> FamilySpec:
     spec = _registered.get(architecture)
     if spec is not None:
         return spec
-    shipped = {name: known for known, name in ARCHITECTURES.items()}
-    if architecture not in shipped:
+    if not is_shipped(architecture):
         for entry_point in entry_points(group=SPEC_GROUP, name=architecture):
             return _plugged(architecture, entry_point.value)
-    known = model_type if model_type in ARCHITECTURES else shipped.get(architecture)
+    known = model_type if model_type in ARCHITECTURES else _MODEL_TYPES.get(architecture)
     return LLAMA_LIKE if known is None else _shipped(known)
 
 
