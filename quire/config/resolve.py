@@ -154,10 +154,10 @@ def _resolve_device(args: EngineArgs, capabilities: Capabilities, choices: _Choi
     ops = choices.pick("ops", given, capabilities.ops, capabilities.ops_reason)
     _check_ops(ops, capabilities)
     default, reason = capabilities.num_cores, "one per physical core"
-    if args.quantization in ROUNDING and ops != "cpu":
+    if args.quantization in ROUNDING and ops == "reference":
         raise ConfigError(
             f"quantization={args.quantization!r} needs the native kernels, and this engine runs the {ops} ops "
-            f"({choices.made['ops'].reason}). {_without_rounding(capabilities.device_type)}"
+            f"({choices.made['ops'].reason}). Install a C++ compiler and quire again, or leave quantization out."
         )
     if ops == "reference":
         default, reason = (
@@ -187,12 +187,6 @@ def _resolve_graphs(
     reason = "steps that compute one token of each sequence are captured"
     is_eager = choices.pick("enforce_eager", args.enforce_eager or None, False, reason)
     return () if is_eager else graph_sizes(scheduler.max_num_seqs)
-
-
-def _without_rounding(device_type: str) -> str:
-    if device_type in GPUS:
-        return "Give device='cpu', or leave quantization out: a checkpoint that is quantised already runs as it is."
-    return "Install a C++ compiler and quire again, or leave quantization out."
 
 
 def _check_ops(ops: str, capabilities: Capabilities) -> None:

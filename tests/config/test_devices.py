@@ -135,10 +135,16 @@ def test_attention_has_no_more_scratch_than_is_planned_for_graphs() -> None:
     assert attention.SCRATCH_BYTES <= SPLITS_BYTES
 
 
+def test_weights_that_are_rounded_take_less(tmp_path: Path) -> None:
+    plain, int8, int4 = (on_gpu(tmp_path, quantization=method) for method in (None, "int8", "int4"))
+    weights = [config.memory_plan["weights"] for config in (plain, int8, int4)]
+    assert weights == sorted(weights, reverse=True)
+
+
 @pytest.mark.parametrize("method", ["int8", "int4"])
-def test_rounding_at_the_start_is_the_native_kernels(tmp_path: Path, method: str) -> None:
-    with pytest.raises(ConfigError, match=r"needs the native kernels, and .* Give device='cpu'"):
-        on_gpu(tmp_path, quantization=method)
+def test_the_reference_ops_round_nothing(tmp_path: Path, method: str) -> None:
+    with pytest.raises(ConfigError, match=r"needs the native kernels, and .* Install a C\+\+ compiler"):
+        resolved(tmp_path, ops="reference", quantization=method)
 
 
 def test_the_promise_of_a_gpu_can_be_given_up_and_says_so(tmp_path: Path) -> None:

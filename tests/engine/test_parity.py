@@ -21,7 +21,7 @@ GREEDY = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True, l
 WAYS: dict[str, dict[str, Any]] = {
     "batched": {},
     "chunks of 7": {"long_prefill_token_threshold": 7},
-    "16-token blocks, preempted": {"block_size": 16, "max_model_len": 128},
+    "16-token blocks, preempted": {"block_size": 16, "num_gpu_blocks_override": 16, "max_model_len": 128},
 }
 POOLS = {"deepseek_v4": 24, "hy_v4": 24, "qwen4_exp_text": 24, "mistral": 10, "ministral": 10, "starcoder2": 10}
 """Blocks of the family, where 16 are too few for its KV groups, or too many for its windows to preempt anything."""
@@ -39,7 +39,7 @@ def prompts_for(ops: str) -> list[Any]:
 
 def ways_of(family: str) -> dict[str, dict[str, Any]]:
     """Without blocks of keys and values nothing grows, so only branches of a request need more memory than it has."""
-    pool = {"num_gpu_blocks_override": POOLS.get(family, 16)}
+    pool = {"num_gpu_blocks_override": POOLS[family]} if family in POOLS else {}
     return {
         way: {**options, **pool} if "preempted" in way else options
         for way, options in WAYS.items()

@@ -16,11 +16,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from quire import LLM, SamplingParams
 from quire.config.gguf.config_json import gguf_config
+from quire.config.memory.weights.sizes import weight_bytes
 from quire.errors import ConfigError
 from quire.loader.model_impl import read_model_arch
 from quire.ops.backends import ops_of
+from tests.config.test_weight_shapes import tensors_of
 from tests.gguf.files import GgufFile
 from tests.models.harness import Harness
+from tests.models.test_rounded import LIMITS, error
 from tests.quantized_checkpoints import make_quantized_checkpoint
 
 pytest.importorskip("triton", reason="triton is not installed")
@@ -147,6 +150,21 @@ def test_quantised_experts_give_what_the_reference_makes_of_them(format: str, tm
         format, tmp_path, "qwen3_moe", num_hidden_layers=1, moe_intermediate_size=64
     )
     assert_like_reference(quantized, json.loads((quantized / "config.json").read_text()))
+
+
+@pytest.mark.parametrize("quantization", LIMITS)
+@pytest.mark.parametrize("family", ["llama", "mixtral", "deepseek_v2", "mamba"])
+def test_weights_rounded_at_the_start_change_little(checkpoint: Checkpoint, family: str, quantization: str) -> None:
+    directory, token_ids = checkpoint(family, **{**PARITY[family], "num_hidden_layers": 1}), list(range(3, 14))
+    exact = Harness(ops_of("reference"), directory).logits(token_ids)
+    harness = Harness(ops_of("triton", device=DEVICE), directory, quantization=quantization)
+    rounded = harness.logits(token_ids)
+    assert 0 < error(rounded.cpu(), exact) < LIMITS[quantization]
+    row, other = harness.add(token_ids), harness.add([40, 41])
+    chunks = [harness.step([(row, 5), (other, 1)])[0], harness.step([(other, 1), (row, 6)])[1]]
+    assert torch.equal(torch.cat(chunks), rounded)
+    loaded = sum(tensor.nbytes for tensor in {t.data_ptr(): t for t in tensors_of(harness.model)}.values())
+    assert loaded == weight_bytes(harness.arch, "float32", quantization, ops="triton")
 
 
 @pytest.mark.parametrize("kind", ["Q4_K", "Q6_K"])

@@ -38,6 +38,8 @@ FLOAT8_UNIT = 256.0
 FLOAT8_NAN = 0x7F
 LEAST_GROUP = 16
 """Inputs of a group: those of a step of a product, at least."""
+ROUNDED_NUMBERS = 1 << 20
+"""So many are rounded at a time: each takes some 30 bytes meanwhile."""
 WHOLE_GROUP = 32
 """A group of all inputs is made a multiple of it, for longer steps."""
 
@@ -48,8 +50,9 @@ def quantize_linear(parts: Sequence[Tensor], *, format: str, device: torch.devic
     int8: scale = largest magnitude / 127. int4: the element of largest magnitude becomes -8, so that the sixteen values
     -8 .. 7 are all used; its sign goes to the scale.
     """
-    made = FORMATS[format]
-    return _pack([_rounded(part.to(device or parts[0].device), made) for part in parts], made, device)
+    made, place = FORMATS[format], device or parts[0].device
+    slices = [rows for part in parts for rows in part.split(max(1, ROUNDED_NUMBERS // part.shape[1]))]
+    return _pack([_rounded(rows.to(place), made) for rows in slices], made, device)
 
 
 def pack_quantized(parts: Sequence[StoredRows | Tensor], *, device: torch.device | None = None) -> LinearWeight:

@@ -19,7 +19,7 @@ from quire.messages.kv import DTYPE_BYTES
 from quire.utils.math import cdiv, round_up
 
 UNPACKING_BYTES = 8
-"""Of a number of a quantised weight, while it is taken out of its words."""
+"""Of a number of a quantised weight, while it is taken out of its words, or rounded in torch and packed."""
 PANEL = 32
 """Output features that the native kernels store together, and the depth of their bfloat16 tiles."""
 INT4 = "int4_g128"
@@ -142,16 +142,17 @@ def loading_bytes(arch: ModelArch, dtype: str, quantization: str | None = None, 
     """
     shapes, stored = weight_shapes(arch), DTYPE_BYTES[arch.dtype]
     multiplied = 4 * (_has_factors(arch) or _has_narrow_values(arch) or arch.sphere is not None)  # in float32
-    largest = max(shape.num_weights for shape in shapes.body) * (stored + multiplied)
+    rounded = UNPACKING_BYTES * (quantization is not None and ops != "cpu")  # natively they are while they are packed
+    largest = max(shape.num_weights for shape in shapes.body) * (stored + multiplied + rounded)
     takes_apart = ops != "cpu" or _has_factors(arch)  # other blocks go straight to panels
     unpacked = [format for format in arch.quantized if takes_apart or _block_type(format) is None]
     largest += max((UNPACKING_BYTES * math.prod(format.shape[-2:]) for format in unpacked), default=0)
     if shapes.is_transposed:  # widened, then laid out row by row
         largest += 8 * max(math.prod((max(shape.parts), shape.in_features)) for shape in shapes.body)
     if shapes.is_tied:
-        return largest
+        return max(largest, shapes.head.num_weights * rounded)
     head = packed_bytes(shapes.head, "int8" if quantization else dtype, ops=ops, isa=isa)
-    return max(largest - head, shapes.head.num_weights * stored)
+    return max(largest - head, shapes.head.num_weights * (stored + rounded))
 
 
 def _has_factors(arch: ModelArch) -> bool:
