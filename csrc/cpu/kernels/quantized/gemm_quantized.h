@@ -31,7 +31,7 @@ QR_INLINE void prefetch_stream(const char* p) {
 
 struct RowGroup {
   float scale;  // NaN where an input is no number
-  int32_t sum;  // of the integers; where groups have two nested codes, those of two groups (join_sums)
+  int32_t sum;  // of the integers; where groups have nested codes, see keep_sums
 };
 
 // Two sums of 13 bits, the second in the upper half.
@@ -41,6 +41,19 @@ QR_INLINE int32_t joined(int32_t first, int32_t second) {
 // Every second group takes the sum of the one after it, too.
 QR_INLINE void join_sums(RowGroup* groups, int64_t count) {
   for (int64_t i = 0; i < count; i += 2) groups[i].sum = joined(groups[i].sum, groups[i + 1].sum);
+}
+
+// With two codes of each group every second one has two sums; with one code and vpdpbusd each has what sums of biased
+// weights start at.
+template <class Format>
+QR_INLINE void keep_sums(RowGroup* groups, int64_t count) {
+  if constexpr (Format::kKinds == 2) {
+    join_sums(groups, count);
+  } else {
+#if defined(__AVX512VNNI__)
+    for (int64_t i = 0; i < count; ++i) groups[i].sum *= -Format::kBias;
+#endif
+  }
 }
 
 // x prepared: a RowGroup for each row and group, then integers [rows / height][K / 64][height][64].
@@ -123,8 +136,7 @@ void quantize_row(const QuantizedRows<Format::kGroup>& out, const T* x, int64_t 
       const int32_t total = round_group(out, row, in + first - begin, first, last, stop, inverse);
       groups[first / kGroup] = {scale, scale == scale ? total : 0};
     }
-    if constexpr (Format::kNested)
-      if constexpr (Format::kKinds == 2) join_sums(groups + begin / kGroup, kRounded / kGroup);
+    if constexpr (Format::kNested) keep_sums<Format>(groups + begin / kGroup, kRounded / kGroup);
   }
 }
 

@@ -30,10 +30,10 @@ template <int R>
 struct GroupSums {
   vi chains[kChains<R>][R][kVectors];
 
-  template <int Bias>
+  template <class Format>
   QR_INLINE void start(GroupSums& sums, const RowGroup* of, int64_t groups) {
     each<R>([&](auto r) __attribute__((always_inline)) {
-      const vi begin = less_biases<Bias>(of[r * groups]);
+      const vi begin = less_biases<Format>(of[r * groups]);
       each<kVectors>([&](auto v) __attribute__((always_inline)) {
         sums.chains[0][r][v] = begin;
         if constexpr (kChains<R> == 2) sums.chains[1][r][v] = none();
@@ -191,7 +191,7 @@ struct VnniPanel {
     const RowGroup* of = x.row_groups + row * x.groups + group;
     const int begin = Format::kGroup < 64 ? int(uint64_t(group) % (64 / kGroupInStep)) * kEights : 0;
     const int8_t* lines = x.line(row, first_step(group));
-    GroupSums<R>::template start<Format::kBias>(sums, of, x.groups);
+    GroupSums<R>::template start<Format>(sums, of, x.groups);
     for (int64_t step = first_step(group), last = last_step(group); step < last; ++step, lines += x.step_bytes()) {
       const auto later = ahead(step);
       for (int i = begin; i < begin + kEights; i += Format::kRowsTogether) {

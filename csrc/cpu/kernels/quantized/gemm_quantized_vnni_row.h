@@ -10,10 +10,11 @@ namespace {
 QR_INLINE vi dot(vi acc, vi w, vi x) { return _mm512_dpbusd_epi32(acc, w, x); }
 
 // What sums start at: what the biases of weights are too many, negated. A bias is a power of two.
-template <int Bias>
+template <class Format>
 QR_INLINE vi less_biases(const RowGroup& of) {
-  if constexpr (Bias == 0) return none();
-  return sub(none(), _mm512_slli_epi32(same(of.sum), unsigned(__builtin_ctz(unsigned(Bias)))));
+  if constexpr (Format::kBias == 0) return none();
+  if constexpr (Format::kNested) return same(of.sum);
+  return sub(none(), _mm512_slli_epi32(same(of.sum), unsigned(__builtin_ctz(unsigned(Format::kBias)))));
 }
 
 // Zen 4 reads two places of a page in turn at half the speed of one. On a Xeon with AMX int4_g128 takes 1.45 times as
@@ -68,7 +69,7 @@ struct RowsInOrder {
   template <int R>
   __attribute__((always_inline)) void start_half(vi (&acc)[2][R], const RowGroup* of) const {
     each<R>([&](auto r) __attribute__((always_inline)) {
-      acc[0][r] = less_biases<Format::kBias>(of[r * x.groups]);
+      acc[0][r] = less_biases<Format>(of[r * x.groups]);
       acc[1][r] = none();
     });
   }
