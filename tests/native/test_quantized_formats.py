@@ -71,7 +71,8 @@ def make(format: WeightFormat, shape: tuple[int, int], *, in_order: bool = True,
     group_size = format.group or columns
     groups = -(-columns // group_size)
     bits = BITS[format.codes]
-    low, high = {Codes.LEVELS: (0, 16), Codes.FLOAT8: (-128, 127)}.get(format.codes, (-(1 << bits - 1), 1 << bits - 1))
+    known = {Codes.LEVELS: (0, 16), Codes.FLOAT8: (-128, 127), Codes.INT2: (-1, 3)}
+    low, high = known.get(format.codes, (-(1 << bits - 1), 1 << bits - 1))
     values = integers(low, high, rows, columns)
     if format.codes is Codes.FLOAT8:
         values[values == -1] = 3  # -1 is a NaN, and 127 was not drawn; 3 has no exponent
@@ -102,7 +103,8 @@ def make(format: WeightFormat, shape: tuple[int, int], *, in_order: bool = True,
     )
     if format.codes is Codes.FLOAT8:
         return Made(made, None)
-    return Made(made, NESTED_BLOCK if format.is_nested else format.group or 128)
+    whole = columns if format.codes is Codes.INT2 else 128
+    return Made(made, NESTED_BLOCK if format.is_nested else format.group or whole)
 
 
 def halves(made: Made) -> list[QuantizedRows | torch.Tensor]:
