@@ -84,7 +84,7 @@ CASES: Mapping[str, tuple[Mapping[str, Any], Mapping[str, tuple[str, tuple[int, 
         },
     ),
     "bitlinear": ({"quant_method": "bitnet"}, {"weight": ("U8", (16, 128)), "weight_scale": ("BF16", (1,))}),
-    "autobitlinear": (TERNARY, {"weight": ("U8", (16, 128)), "weight_scale": ("F32", ())}),
+    "autobitlinear": (TERNARY, {"weight": ("U8", (16, 128)), "weight_scale": ("F32", (1,))}),
     "numbers of autobitlinear": (TERNARY, {"weight": ("BF16", (64, 128)), "weight_scale": ("BF16", (1,))}),
 }
 Headers = dict[str, Header]

@@ -15,6 +15,7 @@ from types import MappingProxyType
 
 from quire.config.gguf.tensor_types import QUANTIZED
 from quire.config.quantized.stored import Header, Headers, Packing, StoredFormat, refuse
+from quire.errors import CheckpointError
 from quire.utils.math import cdiv
 
 WORD_BITS = 32
@@ -374,7 +375,11 @@ def find_bitlinear(name: str, headers: Headers, hints: Hints) -> StoredFormat | 
 
 def find_autobitlinear(name: str, headers: Headers, hints: Hints) -> StoredFormat | None:
     """The same, or weight [N, M] of numbers that are -1, 0, and 1; AutoBitLinear multiplies by weight_scale."""
-    return _ternary(name, Packing.AUTOBITLINEAR, headers, ("U8", *FLOATS))
+    found = _ternary(name, Packing.AUTOBITLINEAR, headers, ("U8", *FLOATS))
+    if found is not None and headers(f"{name.removesuffix('weight')}bias") is not None:
+        problem = "has a bias, which AutoBitLinear multiplies by weight_scale, and quire does not"
+        raise CheckpointError(f"{name} {problem}; use a checkpoint without, or one of linear_class 'bitlinear'")
+    return found
 
 
 def _ternary(name: str, packing: Packing, headers: Headers, dtypes: Sequence[str]) -> StoredFormat | None:
