@@ -4,6 +4,12 @@ import pytest
 
 with pytest.MonkeyPatch.context() as _patch:
     _patch.setenv("TORCHDYNAMO_DISABLE", "1")
-    from transformers.integrations.bitnet import AutoBitLinear, BitLinear, pack_weights, replace_with_bitnet_linear
+    from transformers.integrations.bitnet import (
+        AutoBitLinear,
+        BitLinear,
+        WeightQuant,
+        pack_weights,
+        replace_with_bitnet_linear,
+    )
 
-__all__ = ["AutoBitLinear", "BitLinear", "pack_weights", "replace_with_bitnet_linear"]
+__all__ = ["AutoBitLinear", "BitLinear", "WeightQuant", "pack_weights", "replace_with_bitnet_linear"]

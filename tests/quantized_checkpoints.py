@@ -3,7 +3,7 @@
 Every writer here was compared once with files that the library wrote from the same weights, bit for bit:
 compressed-tensors 0.19 (by llm-compressor 0.14; MXFP8: 0.20), AutoAWQ 0.2.9, bitsandbytes 0.50.2 and transformers'
 `Fp8Quantize` (5.23). Where gptqmodel (7.7) corrects errors, the one here rounds to the nearest; its packing was
-compared, that of 3 bits by itself.
+compared, that of 3 bits by itself. BitNet's is compared in `tests/models/test_ternary.py`.
 """
 
 from __future__ import annotations

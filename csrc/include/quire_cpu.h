@@ -228,8 +228,8 @@ QR_API int32_t qr_block_range(float* largest, int32_t* are_halves, int32_t type,
 
 /* As qr_pack_quantized, with scales and offsets as qr_weight has them, in units: those of the rows are written. The
  * format is QR_INT4 (Q4_0, Q4_1, Q2_K, Q3_K, Q4_K), QR_INT5 (Q5_0, Q5_1, Q5_K), QR_INT6 (Q6_K), QR_INT8 (Q8_0),
- * QR_INT2 (TQ1_0, TQ2_0) or QR_LEVELS, in groups of 32 (Q2_K, Q3_K, Q6_K: 16; TQ1_0, TQ2_0: 128). Scales are nested in
- * the others with blocks of 256 elements, with two codes of a group in Q2_K, Q4_K and Q5_K. offsets: of Q4_1 and Q5_1; else null. */
+ * QR_INT2 (TQ1_0, TQ2_0) or QR_LEVELS, in groups of 32 (Q2_K, Q3_K, Q6_K: 16; TQ1_0, TQ2_0: 128). Other blocks of 256
+ * elements have nested scales, with two codes of a group in Q2_K, Q4_K and Q5_K. offsets: of Q4_1 and Q5_1; else null. */
 QR_API int32_t qr_pack_blocks(void* packed, void* scales, uint16_t* offsets, double unit, int32_t type,
                               int64_t out_features, int64_t in_features, const void* src, int64_t num_rows,
                               int64_t src_stride, int64_t row_offset);

@@ -23,11 +23,12 @@ from quire.errors import CheckpointError, ConfigError
 from quire.layers.quantization.unpack import UNPACK
 from quire.loader.model_impl import read_model_arch
 from quire.ops.backends import ops_of
-from tests.bitnet_modules import AutoBitLinear, BitLinear, pack_weights, replace_with_bitnet_linear
+from tests.bitnet_modules import AutoBitLinear, BitLinear, WeightQuant, pack_weights, replace_with_bitnet_linear
 from tests.checkpoints import random_model
 from tests.config.test_weight_shapes import tensors_of
 from tests.engine.test_parity import available_ops
 from tests.models.harness import Harness
+from tests.quantized_checkpoints import bitnet
 from tests.tiny_tokenizer import write_tokenizer
 
 native = pytest.mark.skipif("cpu" not in available_ops(), reason="the native kernels are not built")
@@ -163,6 +164,14 @@ def test_a_product_is_that_of_transformers(config: str, bias: bool, rows: int) -
     packed = ops.pack_quantized([UNPACK[found.packing](found, stored)])
     assert packed.format == "int2"
     torch.testing.assert_close(ops.linear(x, packed, added), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_the_writer_of_other_tests_packs_as_transformers_does() -> None:
+    weight = torch.randn(64, 40, generator=torch.Generator().manual_seed(3))
+    written = bitnet(weight, divides=False)
+    values = (weight / weight.abs().mean()).round().clamp(-1, 1)
+    assert torch.equal(written.tensors["weight"], pack_weights(values.clone()))
+    torch.testing.assert_close(written.weight, WeightQuant.apply(weight))
 
 
 @native

@@ -19,7 +19,7 @@ _PACKINGS: Mapping[tuple[str, str], Packing] = MappingProxyType(
     }
 )
 """(linear_class, quantization_mode); BitLinear is packed in either mode, as in transformers."""
-_MODULE = re.compile(r"[\w.]+")
+_MODULE = re.compile(r"\w+(\.\w+)*")
 HEAD = "lm_head"
 
 
