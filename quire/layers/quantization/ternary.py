@@ -48,9 +48,12 @@ def round_to_ternary(format: StoredFormat, stored: Mapping[str, Tensor]) -> Quan
 
 def _unpacked(format: StoredFormat, packed: Tensor) -> Tensor:
     """The lowest bits of bytes are the first quarter of the rows. Shapes: packed [N / 4, M] uint8 -> [N, M] int8."""
-    if bool((packed & packed >> 1 & 0b01010101).any()):
+    if any(bool((part & part >> 1 & 0b01010101).any()) for part in torch.split(packed, READ_ROWS)):
         raise refuse(format.name, "has a code of 3, which is no ternary number")
-    return torch.cat([packed >> 2 * quarter & 3 for quarter in range(TERNARY_ROWS)]).view(torch.int8) - 1
+    quarters = torch.empty(TERNARY_ROWS, *packed.shape, dtype=torch.int8)
+    for place, quarter in enumerate(quarters.view(torch.uint8)):
+        torch.bitwise_right_shift(packed, 2 * place, out=quarter).bitwise_and_(3)
+    return quarters.sub_(1).flatten(0, 1)
 
 
 def _checked(format: StoredFormat, numbers: Tensor) -> Tensor:
