@@ -132,7 +132,8 @@ def quantized(ops: dict[str, Op], name: str, out: int, inner: int) -> LinearWeig
     """Random values of a format of `config.memory.weights.formats`, as a checkpoint would bring them."""
     format = BY_NAME[name]
     bits = BITS[format.codes]
-    low, high = {Codes.LEVELS: (0, 16), Codes.FLOAT8: (-127, 120)}.get(format.codes, (-(1 << bits - 1), 1 << bits - 1))
+    known = {Codes.LEVELS: (0, 16), Codes.FLOAT8: (-127, 120), Codes.INT2: (-1, 2)}
+    low, high = known.get(format.codes, (-(1 << bits - 1), 1 << bits - 1))
     values = torch.randint(low, high, (out, inner), dtype=torch.int8)
     if format.codes is Codes.FLOAT8:
         values = values.clamp(min=0).view(torch.float8_e4m3fn)

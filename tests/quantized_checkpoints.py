@@ -3,7 +3,7 @@
 Every writer here was compared once with files that the library wrote from the same weights, bit for bit:
 compressed-tensors 0.19 (by llm-compressor 0.14; MXFP8: 0.20), AutoAWQ 0.2.9, bitsandbytes 0.50.2 and transformers'
 `Fp8Quantize` (5.23). Where gptqmodel (7.7) corrects errors, the one here rounds to the nearest; its packing was
-compared, that of 3 bits by itself.
+compared, that of 3 bits by itself. BitNet's is compared in `tests/models/test_ternary.py`.
 """
 
 from __future__ import annotations
@@ -292,6 +292,23 @@ def bnb_int8(weight: Tensor) -> Written:
     return Written(tensors=tensors, weight=values * (largest / 127)[:, None])
 
 
+def bitnet(weight: Tensor, *, divides: bool) -> Written:
+    """Packed weights of BitLinear, whose scale divides, or of AutoBitLinear."""
+    rounded = bitnet_online(weight).weight
+    scale = rounded.abs().max().view(1)
+    stored = 1 / scale if divides else scale
+    quarters = ((rounded / scale).round() + 1).to(torch.uint8).chunk(4)
+    packed_rows = sum(quarter << 2 * place for place, quarter in enumerate(quarters))
+    assert isinstance(packed_rows, Tensor)
+    return Written(tensors={"weight": packed_rows, "weight_scale": stored}, weight=rounded)
+
+
+def bitnet_online(weight: Tensor) -> Written:
+    """Weights as they were trained, which AutoBitLinear rounds."""
+    scale = 1 / weight.float().abs().mean()
+    return Written(tensors={"weight": weight}, weight=(weight.float() * scale).round().clamp(-1, 1) / scale)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Format:
     """A format and what config.json says of it."""
@@ -399,6 +416,15 @@ FORMATS: Mapping[str, Format] = {
         config={"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"},
     ),
     "bnb-int8": Format(write=bnb_int8, config={"quant_method": "bitsandbytes", "load_in_8bit": True}),
+    "bitnet-bitlinear": Format(write=lambda weight: bitnet(weight, divides=True), config={"quant_method": "bitnet"}),
+    "bitnet-autobitlinear": Format(
+        write=lambda weight: bitnet(weight, divides=False),
+        config={"quant_method": "bitnet", "linear_class": "autobitlinear", "modules_to_not_convert": ["lm_head"]},
+    ),
+    "bitnet-online": Format(
+        write=bitnet_online,
+        config={"quant_method": "bitnet", "linear_class": "autobitlinear", "quantization_mode": "online"},
+    ),
 }
 SIZES = {"hidden_size": 128, "intermediate_size": 192, "num_attention_heads": 4, "num_hidden_layers": 2}
 

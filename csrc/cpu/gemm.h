@@ -20,12 +20,13 @@ struct Product {
 };
 
 inline bool is_weight_dtype(int32_t dtype) { return is_dtype(dtype) || dtype == QR_BFLOAT16_COMPACT; }
-inline bool is_format(int32_t format) { return format >= QR_INT8 && format <= QR_INT6; }
+inline bool is_format(int32_t format) { return format >= QR_INT8 && format <= QR_INT2; }
 // Whether values have their bits above the fourth apart.
 inline bool is_in_planes(int32_t format) { return format == QR_INT5 || format == QR_INT6; }
 inline bool is_group(int32_t format, int64_t group) {
-  if (group == 0) return format == QR_INT8 || format == QR_FLOAT8;
+  if (group == 0) return format == QR_INT8 || format == QR_INT2 || format == QR_FLOAT8;
   if (format == QR_FLOAT8) return group == kFloat8Group;
+  if (format == QR_INT2) return group == kTernaryGroup;
   return group == 16 || group == 32 || (!is_in_planes(format) && (group == 64 || group == 128));
 }
 // Whether a layer of n outputs may write this dtype.
@@ -59,6 +60,7 @@ Weight dense_weight(const void* packed, int32_t dtype, int32_t x_dtype, int64_t 
 // Of a value.
 inline int64_t bits_of(int32_t format) {
   if (is_in_planes(format)) return format == QR_INT5 ? 5 : 6;
+  if (format == QR_INT2) return 2;
   return format == QR_INT4 || format == QR_LEVELS ? 4 : 8;
 }
 inline int64_t quantized_panel_bytes(int32_t format, int64_t k) {

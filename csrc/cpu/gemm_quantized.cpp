@@ -28,6 +28,7 @@ const Gemm* gemm_of(const qr_weight& w, int32_t x_dtype) {
   const Kernels* table = kernels();
   if (w.nested != 0) return &table->gemm_nested[nested_kind(w)];
   if (w.format == QR_FLOAT8) return x_dtype == QR_BFLOAT16 ? &table->gemm_float8 : &table->gemm_float8_float;
+  if (w.format == QR_INT2) return w.group == 0 ? &table->gemm_int2 : &table->gemm_int2_groups;
   if (w.group == 0) return &table->gemm_int8;
   const Gemm* groups = w.format == QR_INT8   ? table->gemm_int8_groups
                        : w.format == QR_INT6 ? table->gemm_int6
@@ -131,7 +132,7 @@ Weight quantized_weight(const qr_weight& w, int32_t x_dtype, int64_t k) {
 
 bool is_quantized_weight(const qr_weight& w, int64_t k) {
   const bool has_floats = w.group == 0 || w.format == QR_FLOAT8;
-  if (w.format < QR_INT8 || w.format > QR_INT6 || !is_group(int32_t(w.format), w.group) || w.scales == nullptr)
+  if (w.format < QR_INT8 || w.format > QR_INT2 || !is_group(int32_t(w.format), w.group) || w.scales == nullptr)
     return false;
   if (has_floats && (w.zero_points != nullptr || w.offsets != nullptr || w.unit != 1.0)) return false;
   if (w.zero_points != nullptr && w.offsets != nullptr) return false;

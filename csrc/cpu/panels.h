@@ -82,6 +82,26 @@ uint64_t pack_planes(char* panel, int64_t column, int64_t begin, int64_t count, 
   return outside;
 }
 
+// 2 bits: those of two rows of 8 k in a byte.
+inline uint64_t pack_pairs(char* panel, int64_t column, int64_t begin, int64_t count, const int8_t* values) {
+  char* out = panel + (begin / 64 * 2 + column / 16) * 256 + column % 16 * 4;
+  uint64_t outside = 0;
+  for (int64_t i = 0; i < count; i += 64, out += 512) {
+    uint32_t line = 0;
+    for (int row = 0; row < 8; ++row) {
+      const int64_t at = i + row * 8, left = count - at;
+      const uint64_t codes = add_to_bytes(eight_values(values + (left > 0 ? at : 0), left > 0 ? left : 0), 1);
+      outside |= codes & each_byte(0xfc);
+      const uint64_t pairs = codes & each_byte(3);
+      line |= (uint32_t(pairs) | uint32_t(pairs >> 32) << 2) << row % 2 * 4;
+      if (row % 2 == 0) continue;
+      std::memcpy(out + row / 2 * 64, &line, 4);
+      line = 0;
+    }
+  }
+  return outside;
+}
+
 // The function for a format, but not QR_FLOAT8.
 using PackRow = uint64_t (*)(char* panel, int64_t column, int64_t begin, int64_t count, const int8_t* values);
 inline PackRow pack_row_of(int32_t format) {
@@ -90,6 +110,7 @@ inline PackRow pack_row_of(int32_t format) {
     case QR_INT6: return pack_planes<6>;
     case QR_INT5: return pack_planes<5>;
     case QR_INT4: return pack_nibbles<8>;
+    case QR_INT2: return pack_pairs;
     default: return pack_nibbles<0>;
   }
 }

@@ -20,7 +20,7 @@ extern "C" {
 #endif
 
 #define QR_API __attribute__((visibility("default")))
-#define QR_ABI_VERSION 20
+#define QR_ABI_VERSION 21
 
 enum {
   QR_OK = 0,
@@ -44,7 +44,7 @@ typedef enum {
   QR_BFLOAT16_TILES = 6
 } qr_dtype;
 typedef enum { QR_NONE = 0, QR_SILU = 1, QR_GELU = 2, QR_GELU_TANH = 3, QR_RELU = 4, QR_RELU2 = 5 } qr_activation;
-typedef enum { QR_INT8 = 1, QR_INT4 = 2, QR_LEVELS = 3, QR_FLOAT8 = 4, QR_INT5 = 5, QR_INT6 = 6 } qr_format;
+typedef enum { QR_INT8 = 1, QR_INT4 = 2, QR_LEVELS = 3, QR_FLOAT8 = 4, QR_INT5 = 5, QR_INT6 = 6, QR_INT2 = 7 } qr_format;
 /* A library has those of one kind of processor: the first six (x86-64) or the last three (64-bit ARM; QR_NEON_BF16 has
  * the matrix products of bytes, i8mm, too). Each contains those of its kind before it, but for QR_AVX_VNNI, which adds to
  * QR_AVX2 what processors with AVX-512 need not have. */
@@ -129,13 +129,15 @@ QR_API int32_t qr_gated_linear(void* out, int32_t out_dtype, const void* x, int3
  * A weight is value * scale, less zero_point * scale or plus offset, of its group: the `group` inputs of one output that
  * share them. Values are
  *   QR_INT8    -128 .. 127
+ *   QR_INT2    -1 .. 2
  *   QR_INT4    -8 .. 7
  *   QR_INT5    -16 .. 15
  *   QR_INT6    -32 .. 31
  *   QR_LEVELS  0 .. 15, which stand for levels[0 .. 15]
  *   QR_FLOAT8  float8_e4m3fn, none of which is NaN
  * Activations are rounded to int8 on the way in, each group of a row (128 where an output has one scale, 256 where
- * scales are nested) by its largest magnitude; not beside QR_FLOAT8. */
+ * scales are nested) by its largest magnitude; not beside QR_FLOAT8. Beside QR_INT2 with one scale for an output a whole
+ * row is rounded by its largest magnitude, or by 1e-5 if that is more. */
 
 /* Bytes of packed values, or a negative status. */
 QR_API int64_t qr_quantized_bytes(int32_t format, int64_t out_features, int64_t in_features);
@@ -154,8 +156,8 @@ QR_API int32_t qr_quantize_linear(void* packed, void* scales, int32_t format, in
 /* A weight of `outputs` rows; every member has 8 bytes. format 0: packed as qr_linear takes it, of `dtype`; what is
  * between packed and bias is not read. bias (float32) may be null.
  *
- * group: 16, 32, 64 or 128; 0 (QR_INT8 and QR_FLOAT8): an output has one scale. QR_FLOAT8: 128 or 0. QR_INT5 and
- * QR_INT6: 16 or 32.
+ * group: 16, 32, 64 or 128; 0 (QR_INT8, QR_INT2 and QR_FLOAT8): an output has one scale. QR_INT2 and QR_FLOAT8: 128 or
+ * 0. QR_INT5 and QR_INT6: 16 or 32.
  * scales: float16 [panels of 32 outputs][groups][32], of which `unit` is 1; float32 where group is 0, and of
  * QR_FLOAT8, unit being 1. zero_points (int8), offsets (float16, in units): like scales; only where those are float16,
  * at most one of the two, null for none. levels: of QR_LEVELS, int8[16]. order: input m is x[order[m]], int32; not of
@@ -214,6 +216,8 @@ typedef enum {
   QR_Q6_K = 14,
   QR_IQ4_NL = 20,
   QR_IQ4_XS = 23,
+  QR_TQ1_0 = 34,
+  QR_TQ2_0 = 35,
   QR_MXFP4 = 39
 } qr_blocks;
 
@@ -223,9 +227,9 @@ QR_API int32_t qr_block_range(float* largest, int32_t* are_halves, int32_t type,
                               int64_t src_stride, int64_t in_features);
 
 /* As qr_pack_quantized, with scales and offsets as qr_weight has them, in units: those of the rows are written. The
- * format is QR_INT4 (Q4_0, Q4_1, Q2_K, Q3_K, Q4_K), QR_INT5 (Q5_0, Q5_1, Q5_K), QR_INT6 (Q6_K), QR_INT8 (Q8_0) or
- * QR_LEVELS, in groups of 32 (Q2_K, Q3_K, Q6_K: 16). Scales are nested where blocks have 256 elements, with two codes
- * of a group in Q2_K, Q4_K and Q5_K. offsets: of Q4_1 and Q5_1; else null. */
+ * format is QR_INT4 (Q4_0, Q4_1, Q2_K, Q3_K, Q4_K), QR_INT5 (Q5_0, Q5_1, Q5_K), QR_INT6 (Q6_K), QR_INT8 (Q8_0),
+ * QR_INT2 (TQ1_0, TQ2_0) or QR_LEVELS, in groups of 32 (Q2_K, Q3_K, Q6_K: 16; TQ1_0, TQ2_0: 128). Other blocks of 256
+ * elements have nested scales, with two codes of a group in Q2_K, Q4_K and Q5_K. offsets: of Q4_1 and Q5_1; else null. */
 QR_API int32_t qr_pack_blocks(void* packed, void* scales, uint16_t* offsets, double unit, int32_t type,
                               int64_t out_features, int64_t in_features, const void* src, int64_t num_rows,
                               int64_t src_stride, int64_t row_offset);

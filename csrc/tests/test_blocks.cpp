@@ -23,7 +23,8 @@ const std::vector<Type> types = {
     {QR_Q3_K, QR_INT4, 256, 110, 16, 1, false, {108}}, {QR_Q4_K, QR_INT4, 256, 144, 32, 2, false, {0, 2}},
     {QR_Q5_K, QR_INT5, 256, 176, 32, 2, false, {0, 2}}, {QR_Q6_K, QR_INT6, 256, 210, 16, 1, false, {208}},
     {QR_IQ4_NL, QR_LEVELS, 32, 18, 32, 0, false, {0}}, {QR_IQ4_XS, QR_LEVELS, 256, 136, 32, 1, false, {0}},
-    {QR_MXFP4, QR_LEVELS, 32, 17, 32, 0, false, {}},
+    {QR_MXFP4, QR_LEVELS, 32, 17, 32, 0, false, {}},   {QR_TQ1_0, QR_INT2, 256, 54, 128, 0, false, {52}},
+    {QR_TQ2_0, QR_INT2, 256, 66, 128, 0, false, {64}},
 };
 const int8_t levels[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
 

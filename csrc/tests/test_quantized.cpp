@@ -23,7 +23,7 @@ struct Layer {
   char* packed;
 
   Layer(int32_t format, int64_t n, int64_t k, int64_t group, Shift shift = kNone, bool has_order = false)
-      : n(n), k(k), group(group == 0 ? 128 : group), numbers(size_t(n * k)) {
+      : n(n), k(k), group(group != 0 ? group : format == QR_INT2 ? k : 128), numbers(size_t(n * k)) {
     std::uniform_int_distribution<int> eight(-128, 127), any(low(format), high(format));
     for (int8_t& number : numbers) number = int8_t(any(rng()));
     if (format == QR_LEVELS)
@@ -66,8 +66,9 @@ struct Layer {
   Layer(const Layer&) = delete;
   Layer& operator=(const Layer&) = delete;
 
-  static int low(int64_t format) { return format == QR_LEVELS ? 0 : -1 - high(format); }
+  static int low(int64_t format) { return format == QR_LEVELS ? 0 : format == QR_INT2 ? -1 : -1 - high(format); }
   static int high(int64_t format) {
+    if (format == QR_INT2) return 2;
     if (format == QR_INT5 || format == QR_INT6) return format == QR_INT5 ? 15 : 31;
     return format == QR_INT8 ? 127 : format == QR_INT4 ? 7 : 15;
   }
@@ -142,16 +143,23 @@ TEST(quantised_products_match_naive_loops_and_rows_have_the_same_bits_in_every_b
           for (int64_t rows : {1, 2, 3, 4, 7, 18}) check_values(layer, QR_BFLOAT16, rows);
           check_bits(layer, 40);
         }
-    const Layer layer(QR_INT8, n, k, 0);
-    for (int32_t dtype : {QR_FLOAT32, QR_BFLOAT16, QR_FLOAT16})
-      for (int64_t rows : {1, 2, 3, 4, 7, 18}) check_values(layer, dtype, rows);
-    check_bits(layer, 40);
+    for (Shift shift : {kNone, kZeroPoints, kOffsets}) {
+      const Layer layer(QR_INT2, n, k, 128, shift, shift == kNone);
+      for (int64_t rows : {1, 2, 3, 4, 7, 18}) check_values(layer, QR_BFLOAT16, rows);
+      check_bits(layer, 40);
+    }
+    for (int32_t format : {QR_INT8, QR_INT2}) {
+      const Layer layer(format, n, k, 0, kNone, n == 40);
+      for (int32_t dtype : {QR_FLOAT32, QR_BFLOAT16, QR_FLOAT16})
+        for (int64_t rows : {1, 2, 3, 4, 7, 18}) check_values(layer, dtype, rows);
+      check_bits(layer, 40);
+    }
   }
 }
 
 TEST(quantised_products_of_the_largest_integers_do_not_overflow) {
-  for (int32_t format : {QR_INT8, QR_INT6, QR_INT5, QR_INT4}) {
-    Layer layer(format, 32, 256, format == QR_INT8 || format == QR_INT4 ? 128 : 32);
+  for (int32_t format : {QR_INT8, QR_INT6, QR_INT5, QR_INT4, QR_INT2}) {
+    Layer layer(format, 32, 256, format == QR_INT6 || format == QR_INT5 ? 32 : 128);
     for (int8_t sign : {1, -1}) {
       for (int8_t& number : layer.numbers) number = int8_t(sign > 0 ? Layer::high(format) : Layer::low(format));
       layer.pack(format);
@@ -181,6 +189,17 @@ TEST(integers_of_five_and_six_bits_give_the_bits_of_the_same_ones_in_eight) {
         CHECK(small.run(want.data(), x.data(), QR_BFLOAT16, 40, nullptr) == QR_OK);
         CHECK(std::memcmp(got.data(), want.data(), got.size() * 4) == 0, "format %d group %ld", format, long(group));
       }
+}
+
+TEST(rows_without_large_numbers_are_rounded_by_ten_to_the_minus_five_for_ternary_weights) {
+  const Layer layer(QR_INT2, 32, 64, 0);
+  std::vector<float> x(64, 2e-8f), got(32);  // 0.254 of an integer
+  x[5] = 9e-8f;                              // 1.143 of one
+  CHECK(layer.run(got.data(), x.data(), QR_FLOAT32, 1, nullptr) == QR_OK);
+  for (int64_t i = 0; i < 32; ++i) {
+    const double want = double(layer.numbers[size_t(i * 64 + 5)]) * layer.scales[size_t(i)] * 1e-5 / 127;
+    CHECK(std::fabs(got[size_t(i)] - want) <= 1e-5 * std::fabs(want), "%g, not %g", got[size_t(i)], want);
+  }
 }
 
 TEST(the_unit_of_a_quantised_weight_multiplies_its_outputs) {
@@ -307,7 +326,8 @@ TEST(the_largest_output_is_found_without_the_others) {
         std::free(packed);
       }
       const Layer whole(QR_INT8, n, k, 0), groups(QR_INT4, n, k, 32, kZeroPoints), levels(QR_LEVELS, n, k, 16);
-      for (const Layer* layer : {&whole, &groups, &levels}) check_largest({layer->weight}, k, dtype);
+      const Layer ternary(QR_INT2, n, k, 0);
+      for (const Layer* layer : {&whole, &groups, &levels, &ternary}) check_largest({layer->weight}, k, dtype);
     }
   }
   const Layer first(QR_INT4, 40, k, 32, kOffsets), second(QR_INT8, 7, k, 16), third(QR_INT6, 96, k, 32);
@@ -330,10 +350,11 @@ TEST(quantised_weights_that_are_none_are_refused) {
   check("both shifts", [&](qr_weight& w) { w.offsets = &offset; });
   check("no levels", [](qr_weight& w) { w.format = QR_LEVELS; });
   check("an input that is not there", [&](qr_weight& w) { w.order = order.data(); });
-  check("a format", [](qr_weight& w) { w.format = 7; });
+  check("a format", [](qr_weight& w) { w.format = 8; });
   check("a group", [](qr_weight& w) { w.group = 48; });
   check("a large group", [](qr_weight& w) { w.format = QR_INT6, w.group = 64; });
   check("one scale", [](qr_weight& w) { w.group = 0; });
+  check("a small group of ternary numbers", [](qr_weight& w) { w.format = QR_INT2; });
   check("nested zero points", [](qr_weight& w) { w.nested = 1; });
   for (int64_t nested : {-1, 3})
     check("codes", [&](qr_weight& w) { w.nested = nested, w.zero_points = nullptr; });
@@ -344,8 +365,9 @@ TEST(quantised_weights_that_are_none_are_refused) {
   std::vector<int8_t> numbers(64, 8);
   CHECK(qr_pack_quantized(right.packed, QR_INT4, 1, 64, numbers.data(), 1, 64, 0) == QR_EUNSUPPORTED);
   CHECK(qr_pack_quantized(right.packed, QR_LEVELS, 1, 64, numbers.data(), 1, 64, 0) == QR_OK);
-  for (int32_t format : {QR_INT5, QR_INT6}) {
+  for (int32_t format : {QR_INT2, QR_INT5, QR_INT6}) {
     char* packed = aligned_zeros(qr_quantized_bytes(format, 1, 64));
+    numbers.assign(64, 0);
     for (int outside : {Layer::low(format) - 1, Layer::high(format) + 1}) {
       numbers[63] = int8_t(outside);
       CHECK(qr_pack_quantized(packed, format, 1, 64, numbers.data(), 1, 64, 0) == QR_EUNSUPPORTED);

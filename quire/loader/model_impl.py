@@ -61,7 +61,8 @@ def with_stored_formats(arch: ModelArch, directory: Path) -> ModelArch:
         headers = {name: Header(info.dtype, info.shape) for name, info in read_gguf_tensors(directory).items()}
     else:
         headers = {name: header_of(info) for name, info in read_headers(directory).items()}
-    names = dict.fromkeys(name for name in weights_in(headers.items()) if not is_unread(name, arch))
+    candidates = weights_in(headers.items(), rounds=arch.quantization.rounds)
+    names = dict.fromkeys(name for name in candidates if not is_unread(name, arch))
     found = (arch.quantization.find(name, headers.get) for name in names)
     formats = tuple(format for format in found if format is not None)
     if not formats and not is_gguf(directory) and arch.quantization.quantizes_weights:

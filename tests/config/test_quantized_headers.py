@@ -28,6 +28,7 @@ PACKED_4: Mapping[str, Any] = {
     "quant_method": "compressed-tensors",
     "config_groups": {"g": {"targets": ["Linear"], "weights": {"num_bits": 4, "group_size": 32}}},
 }
+TERNARY: Mapping[str, Any] = {"quant_method": "bitnet", "linear_class": "autobitlinear"}
 CASES: Mapping[str, tuple[Mapping[str, Any], Mapping[str, tuple[str, tuple[int, ...]]]]] = {
     "gptq": (
         {"quant_method": "gptq", "bits": 4, "desc_act": True, "sym": False},
@@ -82,6 +83,9 @@ CASES: Mapping[str, tuple[Mapping[str, Any], Mapping[str, tuple[str, tuple[int, 
             "weight.quant_state.bitsandbytes__nf4": ("U8", (40,)),
         },
     ),
+    "bitlinear": ({"quant_method": "bitnet"}, {"weight": ("U8", (16, 128)), "weight_scale": ("BF16", (1,))}),
+    "autobitlinear": (TERNARY, {"weight": ("U8", (16, 128)), "weight_scale": ("F32", (1,))}),
+    "numbers of autobitlinear": (TERNARY, {"weight": ("BF16", (64, 128)), "weight_scale": ("BF16", (1,))}),
 }
 Headers = dict[str, Header]
 
@@ -110,8 +114,8 @@ def test_the_headers_tell_the_format(case: str) -> None:
     (name,) = set(weights_in(headers.items()))
     found = quantization.find(name, headers.get)
     assert found is not None
-    halves = case in ("nf4", "nvfp4 of modelopt")
-    assert prod(found.shape) == prod(CASES[case][1].get("weight", ("", (64, 128)))[1]) * (2 if halves else 1)
+    of_byte = {"nf4": 2, "nvfp4 of modelopt": 2, "bitlinear": 4, "autobitlinear": 4}.get(case, 1)
+    assert prod(found.shape) == prod(CASES[case][1].get("weight", ("", (64, 128)))[1]) * of_byte
     assert set(found.tensors.values()) <= set(headers)
 
 
@@ -135,7 +139,8 @@ def test_any_shapes_and_bytes_end_with_rows_or_an_error_that_names_the_weight(ca
             refused.append(str(error))
     assert refused
     assert all(LAYER in message for message in refused)
-    assert read or case == "nf4"  # whose state is JSON, which bytes at random are not
+    # a state of nf4 is JSON, and ternary weights have no code of 3, which bytes at random are not and have
+    assert read or case in ("nf4", "bitlinear", "autobitlinear", "numbers of autobitlinear")
 
 
 def mutated(headers: Headers, draw: random.Random) -> Headers:
@@ -195,6 +200,15 @@ def mutated(headers: Headers, draw: random.Random) -> Headers:
         (ct_config({"num_bits": 6, "type": "float"}), "integers of 2, 4 and 8 bits, and floats of 4 and 8"),
         (ct_config({"num_bits": 8, "block_structure": 128}), "the rows and columns of a block"),
         (ct_config({"num_bits": 4}, layout="mxfp6-pack-quantized"), "format is 'mxfp6-pack-quantized'"),
+        ({**TERNARY, "linear_class": "bitblas"}, "linear_class is 'bitblas'; quire reads bitlinear or autobitlinear"),
+        ({**TERNARY, "quantization_mode": "late"}, "quantization_mode is 'late'; quire reads offline or online"),
+        ({**TERNARY, "use_rms_norm": True}, "use_rms_norm is True; quire reads models without norms in each linear"),
+        ({**TERNARY, "modules_to_not_convert": "lm_head"}, "modules_to_not_convert is 'lm_head'"),
+        ({**TERNARY, "modules_to_not_convert": ["(a+)+"]}, "a list of names of modules, without patterns"),
+        (
+            {**TERNARY, "quantization_mode": "online", "modules_to_not_convert": ["layers.0"]},
+            "heads that are not rounded",
+        ),
         ({"quant_method": ["gptq"]}, "quantised by"),
         ({}, "quantised by None"),
         ("yes", "must be an object"),
@@ -225,6 +239,8 @@ GPTQMODEL = {"method": "gptq", "pack_dtype": "int32", "lm_head": False, "meta": 
         {"quant_method": "modelopt", "quant_algo": "W4A16_NVFP4", "kv_cache_scheme": "NVFP4"},
         {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_storage": "bfloat16"},
         {"quant_method": "AWQ", "version": "GEMM"},
+        {"quant_method": "bitnet", "linear_class": None, "modules_to_not_convert": None, "rms_norm_eps": 1e-6},
+        {**TERNARY, "quantization_mode": "online", "modules_to_not_convert": ["lm_head"]},
         {"quant_method": "fp8", "fmt": "float8_e4m3fn", "weight_block_size": [128, 128]},
     ],
 )

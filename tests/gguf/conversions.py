@@ -55,6 +55,8 @@ MAMBA2 = frozenset({"num_heads", "mamba_n_heads", "mamba_num_heads"})
 RENAMED = (
     (r"(?<=[._])e_score_correction_bias$", "e_score_correction.bias"),
     (r"expert_bias$", "expert_bias.bias"),
+    (r"self_attn\.attn_sub_norm", "self_attn.inner_attn_ln"),
+    (r"mlp\.ffn_sub_norm", "mlp.ffn_layernorm"),
     (r"backbone(\.layers\.\d+)\.mixer(\.(?:shared_)?experts)", r"model\1.mlp\2"),
     (r"(ffn\.experts\.mlp\.\w+)$", r"\1.weight"),
     (r"dt_bias$", "dt_proj.bias"),

@@ -104,6 +104,7 @@ ARCHITECTURES = {
     "afmoe": "afmoe",
     "apertus": "apertus",
     "exaone_moe": "exaone-moe",
+    "bitnet": "bitnet",
 }
 """model_type -> llama.cpp's name."""
 ALSO = {"exaone": "llama", "baichuan": "llama", "orion": "stablelm", "minicpm": "granite"}

@@ -18,7 +18,7 @@ from quire.ops.shared.dequantize import dequantize
 
 ROUNDING = 2.0**-22
 """Of float32: an offset may be rounded once more than in a product with a code from zero on."""
-ROUNDED = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")
+ROUNDED = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "TQ1_0", "TQ2_0")
 """Types that the package quantises to."""
 
 
@@ -84,12 +84,14 @@ def test_values_fit_the_bits_that_they_are_said_to_need(name: str) -> None:
     raw = np.random.default_rng(2).integers(0, 256, (64, BY_NAME[name].block_bytes), dtype=np.uint8)
     rows = quantized_rows(name, torch.from_numpy(raw))
     low, high = (0, 15) if rows.levels is not None else (-(1 << rows.bits - 1), (1 << rows.bits - 1) - 1)
+    if rows.bits == 2:
+        low, high = -1, 2
     assert low <= int(rows.values.min()) <= int(rows.values.max()) <= high
 
 
 @pytest.mark.parametrize("name", ROUNDED)
 def test_rounded_numbers_come_back_within_half_a_step(name: str) -> None:
-    weight = np.random.default_rng(3).standard_normal((8, 96), np.float32)
+    weight = np.random.default_rng(3).standard_normal((8, 256), np.float32)
     rows = quantized_rows(name, torch.from_numpy(quantize(weight, gguf.GGMLQuantizationType[name])))
     step = rows.scales.abs().repeat_interleave(rows.group_size, dim=1)
     # A whole step where the type has one code less above zero than below; float16 rounds scales.

@@ -51,6 +51,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "mlp_multipliers": [1.0] * 2,
     },
     "minicpm3": {"scale_emb": 12, "dim_model_base": 256},
+    "bitnet": {"hidden_act": "silu", "tie_word_embeddings": True},
     "minicpm": {"attention_multiplier": 0.25},
     "orion": {"partial_rotary_factor": 1.0},
 }
@@ -270,6 +271,16 @@ def test_a_type_that_is_not_read_is_named(tmp_path: Path) -> None:
     arch = read_model_arch(gguf_config(file), file)
     with pytest.raises(CheckpointError, match="has dtype I32"):
         Harness(REFERENCE, file, arch=arch)
+
+
+def test_scales_of_products_beside_them_are_refused(tmp_path: Path) -> None:
+    """As older converters of BitNet wrote them."""
+    file, _ = converted(tmp_path, "bitnet", "F32")
+    model = read_gguf(file)
+    older = {**model.tensors, "blk.0.attn_q.scale": model.tensors["blk.0.attn_norm.weight"]}
+    keys = GgufKeys(replace(model, tensors=older))
+    with pytest.raises(ConfigError, match=r"blk\.0\.attn_q\.scale.*newer convert_hf_to_gguf"):
+        architecture_of(keys).derived(keys)
 
 
 def test_a_missing_tensor_is_named(tmp_path: Path) -> None:

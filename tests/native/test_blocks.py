@@ -23,6 +23,8 @@ HALVES = {
     "Q3_K": (108,),
     "Q6_K": (208,),
     "MXFP4": (),
+    "TQ1_0": (52,),
+    "TQ2_0": (64,),
 }
 """Where the numbers of float16 of a block are."""
 HALF_ROWS = (slice(None, None, 2), slice(1, None, 2))

@@ -71,7 +71,8 @@ def make(format: WeightFormat, shape: tuple[int, int], *, in_order: bool = True,
     group_size = format.group or columns
     groups = -(-columns // group_size)
     bits = BITS[format.codes]
-    low, high = {Codes.LEVELS: (0, 16), Codes.FLOAT8: (-128, 127)}.get(format.codes, (-(1 << bits - 1), 1 << bits - 1))
+    known = {Codes.LEVELS: (0, 16), Codes.FLOAT8: (-128, 127), Codes.INT2: (-1, 3)}
+    low, high = known.get(format.codes, (-(1 << bits - 1), 1 << bits - 1))
     values = integers(low, high, rows, columns)
     if format.codes is Codes.FLOAT8:
         values[values == -1] = 3  # -1 is a NaN, and 127 was not drawn; 3 has no exponent
@@ -102,7 +103,8 @@ def make(format: WeightFormat, shape: tuple[int, int], *, in_order: bool = True,
     )
     if format.codes is Codes.FLOAT8:
         return Made(made, None)
-    return Made(made, NESTED_BLOCK if format.is_nested else format.group or 128)
+    whole = columns if format.codes is Codes.INT2 else 128
+    return Made(made, NESTED_BLOCK if format.is_nested else format.group or whole)
 
 
 def halves(made: Made) -> list[QuantizedRows | torch.Tensor]:
@@ -159,7 +161,8 @@ def test_inputs_may_stand_in_another_order(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["int8_g16", "int6_g16_nested", "int5_g32_offsets", "int4_g32_offsets_nested", "levels_g32", "float8_g128"]
+    "name",
+    ["int8_g16", "int6_g16_nested", "int5_g32_offsets", "int4_g32_offsets_nested", "int2", "levels_g32", "float8_g128"],
 )
 @pytest.mark.parametrize("half", [64, 20])
 def test_gated_products_are_gate_times_up(name: str, half: int) -> None:
@@ -206,7 +209,9 @@ def test_a_row_of_a_mixed_weight_has_the_same_bits_in_every_batch() -> None:
         )
 
 
-@pytest.mark.parametrize("name", ["mixed", "int8_g16_zeros", "int6_g32", "int5_g32", "levels_g64", "float8"])
+@pytest.mark.parametrize(
+    "name", ["mixed", "int8_g16_zeros", "int6_g32", "int5_g32", "int2", "int2_g128", "levels_g64", "float8"]
+)
 def test_graphs_replay_them(name: str) -> None:
     weight = mixed(256)[0] if name == "mixed" else pack_quantized([make(BY_NAME[name], (64, 256)).rows])
     x = rand(40, 256, dtype=torch.bfloat16)

@@ -61,6 +61,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "quantised, with zero points": ("qwen2", {"format": "awq"}),
     "quantised to 8-bit floats": ("llama", {"format": "fp8-blocks"}),
     "quantised to codes": ("llama", {"format": "ct-nvfp4"}),
+    "ternary": ("bitnet", {"format": "bitnet-autobitlinear"}),
     "compressed": ("deepseek_v4", {"num_hidden_layers": 3, "layer_types": COMPRESSED_LAYERS, "mlp_layer_types": None}),
     "chosen blocks": ("minimax_m3_vl_text", {"mlp_layer_types": ["dense"] * 4, "dense_intermediate_size": 32}),
     "means and n-grams": (

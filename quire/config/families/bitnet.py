@@ -1,4 +1,4 @@
-"""BitNet: Llama, with squared ReLUs and norms before the last products of attention and MLP; weights are numbers."""
+"""BitNet: Llama, with squared ReLUs and norms before the last products of attention and MLP."""
 
 from quire.config.family_spec import FamilySpec, Norms, gated
 

@@ -307,6 +307,7 @@ ARCHITECTURES: Mapping[str, GgufArchitecture] = MappingProxyType(
         "mistral3": GgufArchitecture(model_type="ministral3", derived=derived.ministral3, changes=TURNS),
         "jais2": GgufArchitecture(model_type="jais2"),
         "apertus": GgufArchitecture(model_type="apertus", derived=derived.apertus, constants=derived.xielu),
+        "bitnet": GgufArchitecture(model_type="bitnet", fixed={"hidden_act": "silu"}, derived=derived.bitnet),
         "exaone-moe": GgufArchitecture(
             model_type="exaone_moe", keys=_DEEPSEEK_EXPERTS, derived=derived.without_draft_layers
         ),

@@ -326,6 +326,16 @@ def apertus(keys: GgufKeys) -> Mapping[str, Any]:
     return {} if keys.has("rope_freqs.weight") else {"rope_parameters": plain}
 
 
+def bitnet(keys: GgufKeys) -> Mapping[str, Any]:
+    """Raises: ConfigError for scales beside the tensors of products, which older converters wrote."""
+    if keys.has("blk.0.attn_q.scale"):
+        raise ConfigError(
+            f"{keys.source}: scales of products are tensors of their own (blk.0.attn_q.scale), which quire does not "
+            "read. Convert the model with a newer convert_hf_to_gguf.py, or use the model with *.safetensors."
+        )
+    return {}
+
+
 def xielu(keys: GgufKeys) -> Iterator[tuple[str, tuple[int, ...], float]]:
     """Apertus: the numbers of each layer's activation. Raises: ConfigError where some are missing."""
     count = _num_layers(keys)

@@ -90,6 +90,8 @@ QUANTIZED: Mapping[str, QuantizedType] = MappingProxyType(
         "IQ4_NL": QuantizedType(4, 32, has_levels=True),
         "IQ4_XS": QuantizedType(4, 32, has_levels=True, has_nested_scales=True),
         "MXFP4": QuantizedType(4, 32, has_levels=True),
+        "TQ1_0": QuantizedType(2, 128),
+        "TQ2_0": QuantizedType(2, 128),
     }
 )
 """The quantised types that are read, by name."""

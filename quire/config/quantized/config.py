@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+from quire.config.quantized.bitnet import read_bitnet
 from quire.config.quantized.compressed_tensors import read_schemes
 from quire.config.quantized.find import FINDERS, Hints
 from quire.config.quantized.keys import Keys
@@ -36,6 +37,11 @@ class StoredQuantization:
         """
         found = (FINDERS[packing](name, headers, self.hints) for packing in self.packings)
         return next((format for format in found if format is not None), None)
+
+    @property
+    def rounds(self) -> bool:
+        """Whether plain weights are rounded while they are read."""
+        return Packing.ROUNDED in self.packings
 
 
 def read_quantization(raw: Mapping[str, Any], source: str) -> StoredQuantization | None:
@@ -232,6 +238,11 @@ def _bitsandbytes(keys: Keys) -> StoredQuantization:
     return StoredQuantization(method="bitsandbytes", packings=(Packing.BNB_4BIT,))
 
 
+def _bitnet(keys: Keys) -> StoredQuantization:
+    packing, hints = read_bitnet(keys)
+    return StoredQuantization(method="bitnet", packings=(packing,), hints=hints)
+
+
 def _gguf(keys: Keys) -> StoredQuantization:
     return StoredQuantization(method="gguf", packings=(Packing.GGUF,))
 
@@ -248,6 +259,7 @@ _METHODS: Mapping[str, Callable[[Keys], StoredQuantization]] = MappingProxyType(
         "mxfp4": _mxfp4,
         "modelopt": _modelopt,
         "bitsandbytes": _bitsandbytes,
+        "bitnet": _bitnet,
         "gguf": _gguf,
     }
 )

@@ -7,6 +7,7 @@ DeepSeek-V3, vLLM and ModelOpt write it; gpt-oss's MXFP4; ModelOpt's NVFP4; bits
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -14,6 +15,7 @@ from types import MappingProxyType
 
 from quire.config.gguf.tensor_types import QUANTIZED
 from quire.config.quantized.stored import Header, Headers, Packing, StoredFormat, refuse
+from quire.errors import CheckpointError
 from quire.utils.math import cdiv
 
 WORD_BITS = 32
@@ -24,6 +26,9 @@ BNB_STORAGE = {"U8": 1, "I8": 1, "F16": 2, "BF16": 2, "F32": 4}
 """What its codes may be stored as (bnb_4bit_quant_storage), and how many bytes that is."""
 BNB_STATE = ".quant_state.bitsandbytes__"
 FLOAT8 = "F8_E4M3"
+FLOATS = ("F32", "BF16", "F16")
+TERNARY_ROWS = 4
+"""Whose ternary numbers share a byte."""
 SCALES = ("weight_scale", "weight_scale_inv", "scale")
 """Roles of the scales of weights that stand as they are; the first that is there counts."""
 DTYPES: Mapping[str, tuple[str, ...]] = MappingProxyType(
@@ -62,6 +67,8 @@ class Hints:
     """Rows and columns that share a scale of blocks, of whichever layers."""
     schemes: tuple[tuple[int, int | None], ...] = ()
     """(bits, group size or None for a whole row) of what compressed-tensors packs."""
+    not_rounded: tuple[str, ...] = ()
+    """Modules whose numbers stay as they are where those of linear layers become ternary."""
 
 
 Find = Callable[[str, Headers, Hints], StoredFormat | None]
@@ -354,6 +361,58 @@ def find_gguf(name: str, headers: Headers, hints: Hints) -> StoredFormat | None:
         has_offsets=kind.has_offsets,
         has_levels=kind.has_levels,
         has_nested_scales=kind.has_nested_scales,
+        is_ternary=kind.bits == 2,
+    )
+
+
+def find_bitlinear(name: str, headers: Headers, hints: Hints) -> StoredFormat | None:
+    """weight [N / 4, M] U8, whose bytes have the first quarter of the rows in their lowest bits, and so on.
+
+    weight_scale of one number, by which BitLinear divides.
+    """
+    return _ternary(name, Packing.BITLINEAR, headers, ("U8",))
+
+
+def find_autobitlinear(name: str, headers: Headers, hints: Hints) -> StoredFormat | None:
+    """The same, or weight [N, M] of numbers that are -1, 0, and 1; AutoBitLinear multiplies by weight_scale."""
+    found = _ternary(name, Packing.AUTOBITLINEAR, headers, ("U8", *FLOATS))
+    if found is not None and headers(f"{name.removesuffix('weight')}bias") is not None:
+        problem = "has a bias, which AutoBitLinear multiplies by weight_scale, and quire does not"
+        raise CheckpointError(f"{name} {problem}; use a checkpoint without, or one of linear_class 'bitlinear'")
+    return found
+
+
+def _ternary(name: str, packing: Packing, headers: Headers, dtypes: Sequence[str]) -> StoredFormat | None:
+    tensors = _tensors(name, ("weight", "weight_scale"), headers)
+    weight = headers(tensors.get("weight", ""))
+    if weight is None or (weight.dtype != "U8" and "weight_scale" not in tensors):
+        return None
+    rows, columns = _header(name, tensors, "weight", headers, 2, dtypes).shape
+    if prod(_header(name, tensors, "weight_scale", headers, dtypes=FLOATS).shape) != 1:
+        raise _odd(name, tensors, headers)
+    rows *= TERNARY_ROWS if weight.dtype == "U8" else 1
+    return _whole_ternary(name, packing, tensors, (rows, columns))
+
+
+def find_rounded(name: str, headers: Headers, hints: Hints) -> StoredFormat | None:
+    """weight [N, M] of any numbers, which become ternary: the linear layers of decoder layers but for those named."""
+    weight = headers(name)
+    if weight is None or len(weight.shape) != 2 or not _LAYER_WEIGHT.search(name) or is_named(name, hints.not_rounded):
+        return None
+    _header(name, {"weight": name}, "weight", headers, dtypes=FLOATS)
+    return _whole_ternary(name, Packing.ROUNDED, {"weight": name}, (weight.shape[0], weight.shape[1]))
+
+
+def is_named(name: str, modules: Iterable[str]) -> bool:
+    """Whether a weight is in one of these modules, as transformers reads modules_to_not_convert: from the start of its
+    name up to a dot, or at its end."""
+    module = name.removesuffix(".weight")
+    return any(f"{module}.".startswith(f"{each}.") or module.endswith(each) for each in modules)
+
+
+def _whole_ternary(name: str, packing: Packing, tensors: Mapping[str, str], shape: tuple[int, int]) -> StoredFormat:
+    return StoredFormat(
+        name=name, packing=packing, tensors=tensors, shape=shape, bits=2, group_size=shape[1], is_ternary=True
     )
 
 
@@ -366,18 +425,26 @@ FINDERS: Mapping[Packing, Find] = MappingProxyType(
         Packing.FLOAT8: find_float8,
         Packing.MXFP4: find_mxfp4,
         Packing.FLOAT4: find_float4,
+        Packing.BITLINEAR: find_bitlinear,
+        Packing.AUTOBITLINEAR: find_autobitlinear,
+        Packing.ROUNDED: find_rounded,
         Packing.BNB_4BIT: find_bitsandbytes,
         Packing.GGUF: find_gguf,
     }
 )
 
-_MARKS = (".qweight", ".weight_packed")
-"""Endings of tensors that hold the values of one quantised weight."""
+_MARKS = (".qweight", ".weight_packed", ".weight_scale")
+"""Endings of tensors that only quantised weights have."""
 _BYTES = ("I8", "U8", FLOAT8)
+_LAYER_WEIGHT = re.compile(r"\.\d+\..*\.weight$")
+"""Names of weights in one of several layers."""
 
 
-def weights_in(headers: Iterable[tuple[str, Header]]) -> Iterator[str]:
-    """What the weights are called that these tensors hold quantised, if any; some of them twice."""
+def weights_in(headers: Iterable[tuple[str, Header]], *, rounds: bool = False) -> Iterator[str]:
+    """What the weights are called that these tensors may hold quantised; some of them twice.
+
+    rounds: plain weights are rounded while they are read.
+    """
     for name, header in headers:
         if BNB_STATE in name:
             yield name.partition(BNB_STATE)[0]
@@ -385,7 +452,7 @@ def weights_in(headers: Iterable[tuple[str, Header]]) -> Iterator[str]:
             yield name.removesuffix("_blocks")
         elif name.endswith(_MARKS):
             yield f"{name.rpartition('.')[0]}.weight"
-        elif name.endswith(".weight") and (header.dtype in _BYTES or header.dtype in QUANTIZED):
+        elif name.endswith(".weight") and (rounds or header.dtype in _BYTES or header.dtype in QUANTIZED):
             yield name
 
 

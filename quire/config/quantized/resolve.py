@@ -33,10 +33,23 @@ def resolve_quantization(args: EngineArgs, arch: ModelArch, ops: str) -> QuantCo
     if given is not None and given not in ROUNDING and given != stored:
         found = "plain" if stored is None else f"quantised by {stored}"
         raise ConfigError(f"quantization={given!r}, but the checkpoint's weights are {found}. Leave quantization out.")
+    _check_rounding(arch)
     if ops == "cpu" and not args.dequantize:
         _check_formats(arch)
         _tell_experts(arch)
     return QuantConfig(method=given if given in ROUNDING else None, stored=stored, dequantize=args.dequantize)
+
+
+def _check_rounding(arch: ModelArch) -> None:
+    """Raises: ConfigError for families whose products are not all linear layers of transformers."""
+    if arch.quantization is None or not arch.quantization.rounds:
+        return
+    if arch.mixtures or arch.family.names.transposed:
+        what = "experts" if arch.mixtures else "weights that are stored [in, out]"
+        raise ConfigError(
+            f"{arch.source}: weights are to be rounded while they are read (quantization_mode is 'online'), which "
+            f"quire does not do in models with {what}. Use a checkpoint whose weights are ternary already ('offline')."
+        )
 
 
 def _check_formats(arch: ModelArch) -> None:

@@ -35,6 +35,9 @@ class Packing(StrEnum):
     FLOAT8 = "FP8"
     MXFP4 = "MXFP4"
     FLOAT4 = "MXFP4 or NVFP4"
+    BITLINEAR = "BitLinear"
+    AUTOBITLINEAR = "AutoBitLinear"
+    ROUNDED = "AutoBitLinear, rounded while it is read"
     BNB_4BIT = "bitsandbytes 4 bits"
     BNB_8BIT = "bitsandbytes 8 bits"
     GGUF = "GGUF"
@@ -62,6 +65,8 @@ class StoredFormat:
     has_nested_scales: bool = False
     has_order: bool = False
     is_float8: bool = False
+    is_ternary: bool = False
+    """Values need the two bits that are given; others of two and three are kept in four."""
     is_v1: bool = False
     """Zero points are stored less one, as the first version of GPTQ's format has them."""
 
@@ -71,7 +76,7 @@ class StoredFormat:
         if self.is_float8 and self.has_order:
             return None
         kept = native_format(
-            bits=max(4, self.bits),
+            bits=self.bits if self.is_ternary else max(4, self.bits),
             group_size=self.group_size,
             in_features=self.shape[-1],
             has_zero_points=self.has_zero_points,

@@ -16,6 +16,7 @@ from quire.config.quantized.find import SCALES, WORD_BITS
 from quire.config.quantized.stored import Packing, StoredFormat, refuse
 from quire.layers.quantization.bits import along_columns, along_rows, shuffled_along_rows, signed
 from quire.layers.quantization.bitsandbytes import unpack_bnb_4bit, unpack_bnb_8bit
+from quire.layers.quantization.ternary import round_to_ternary, unpack_autobitlinear, unpack_bitlinear
 from quire.ops.contracts.operands import BlockRows, QuantizedRows, StoredRows
 
 Stored = Mapping[str, Tensor]
@@ -167,6 +168,9 @@ UNPACK: Mapping[Packing, Unpack] = MappingProxyType(
         Packing.FLOAT8: _float8,
         Packing.MXFP4: _mxfp4,
         Packing.FLOAT4: _float4,
+        Packing.BITLINEAR: unpack_bitlinear,
+        Packing.AUTOBITLINEAR: unpack_autobitlinear,
+        Packing.ROUNDED: round_to_ternary,
         Packing.BNB_4BIT: unpack_bnb_4bit,
         Packing.BNB_8BIT: unpack_bnb_8bit,
         Packing.GGUF: _blocks,

@@ -69,10 +69,10 @@ class QuantizedRows:
     """
 
     values: Tensor
-    """[N, M]: int8, or float8_e4m3fn. Where bits is 4: -8 .. 7, 5: -16 .. 15, 6: -32 .. 31; where there are levels:
-    0 .. 15."""
+    """[N, M]: int8, or float8_e4m3fn. Where bits is 2: -1 .. 2, 4: -8 .. 7, 5: -16 .. 15, 6: -32 .. 31; where there are
+    levels: 0 .. 15."""
     bits: int
-    """4, 5, 6 or 8: what a value needs."""
+    """2, 4, 5, 6 or 8: what a value needs. With 2, groups are multiples of 128, or whole rows."""
     scales: Tensor
     """[N, M / G] float32; the last group may be shorter."""
     group_size: int

@@ -211,6 +211,29 @@ def _mxfp4(blocks: Tensor) -> Parts:
     return Parts(_unpacked(codes, NIBBLES, 16, 15), bits.to(torch.int32).view(torch.float32))
 
 
+def _tq1_0(blocks: Tensor) -> Parts:
+    """Bytes are fractions of 256, whose digits in base 3 are the values and 1."""
+    *fields, scale = _cut(blocks, 32, 16, 4, 2)
+    digits = [_digits(field, count) for field, count in zip(fields, (5, 5, 4), strict=True)]
+    return Parts(_signed(torch.cat(digits, dim=1), 1), _ternary_scales(scale))
+
+
+def _digits(field: Tensor, count: int) -> Tensor:
+    """Of all bytes the first digit, then of all the second. Shapes: field [n, k] uint8 -> [n, k * count] uint8."""
+    left = [field * 3**place for place in range(count)]
+    return torch.cat([(rest.to(torch.int16) * 3 >> 8).to(torch.uint8) for rest in left], dim=1)
+
+
+def _tq2_0(blocks: Tensor) -> Parts:
+    codes, scale = _cut(blocks, 64, 2)
+    return Parts(_signed(_unpacked(codes, PAIRS, 32, 3), 1), _ternary_scales(scale))
+
+
+def _ternary_scales(scale: Tensor) -> Tensor:
+    """Both groups of a block have its scale. Shapes: scale [n, 2] uint8 -> [n, 2] float32."""
+    return _halves(scale).repeat(1, 2)
+
+
 PARTS: Mapping[str, Callable[[Tensor], Parts]] = MappingProxyType(
     {
         "Q4_0": _q4_0,
@@ -226,6 +249,8 @@ PARTS: Mapping[str, Callable[[Tensor], Parts]] = MappingProxyType(
         "IQ4_NL": _iq4_nl,
         "IQ4_XS": _iq4_xs,
         "MXFP4": _mxfp4,
+        "TQ1_0": _tq1_0,
+        "TQ2_0": _tq2_0,
     }
 )
 """How the blocks [n, bytes] uint8 of each type are read."""

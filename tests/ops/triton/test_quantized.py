@@ -151,7 +151,7 @@ def test_parts_of_different_formats_lie_side_by_side() -> None:
     assert_close(gemm.gated_linear(x, weight, bias, activation="relu"), torch.relu(gate) * up)
 
 
-@pytest.mark.parametrize("type_name", ["Q4_0", "Q2_K", "Q4_K", "Q6_K", "IQ4_XS", "MXFP4"])
+@pytest.mark.parametrize("type_name", ["Q4_0", "Q2_K", "Q4_K", "Q6_K", "IQ4_XS", "MXFP4", "TQ2_0"])
 def test_blocks_of_gguf_are_what_they_stand_for(type_name: str) -> None:
     rounded = np.random.default_rng(1)
     blocks = torch.from_numpy(blocks_of(rounded.standard_normal((6, 256), np.float32), type_name, rounded))

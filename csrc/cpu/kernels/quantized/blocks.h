@@ -87,6 +87,16 @@ struct SuperBlocks {
   static constexpr float kZero = kRaised;
 };
 
+// Of 256 ternary numbers with one scale, which both groups take.
+template <int kBytes>
+struct TernaryBlocks {
+  static constexpr int64_t kElements = 256, kSize = kBytes, kGroup = kTernaryGroup, kNested = 0;
+  static constexpr bool kOffsets = false, kHalves = true;
+  static void scales(float* scales, float*, const uint8_t* block) {
+    scales[0] = scales[1] = half_at(block + kBytes - 2);
+  }
+};
+
 struct Q4_0 : Blocks<18> {
   static constexpr int32_t kId = QR_Q4_0, kFormat = QR_INT4;
   static void values(int8_t* out, const uint8_t* block) { nibbles<16, 16, 8>(out, block + 2); }
@@ -195,6 +205,31 @@ struct Iq4Xs : SuperBlocks<136, 32> {
   }
 };
 
+// The next kDigits of kBytes fractions in base 3, a byte being a fraction of 256: less 1 they are the values.
+template <int kBytes, int kDigits>
+QR_INLINE void digits(int8_t* __restrict out, const uint8_t* __restrict in) {
+  uint8_t power = 1;
+  for (int digit = 0; digit < kDigits; ++digit, power = uint8_t(power * 3))
+    for (int i = 0; i < kBytes; ++i) out[digit * kBytes + i] = int8_t((uint8_t(in[i] * power) * 3 >> 8) - 1);
+}
+
+struct Tq1_0 : TernaryBlocks<54> {
+  static constexpr int32_t kId = QR_TQ1_0, kFormat = QR_INT2;
+  static void values(int8_t* out, const uint8_t* block) {
+    digits<32, 5>(out, block);
+    digits<16, 5>(out + 160, block + 32);
+    digits<4, 4>(out + 240, block + 48);
+  }
+};
+
+struct Tq2_0 : TernaryBlocks<66> {
+  static constexpr int32_t kId = QR_TQ2_0, kFormat = QR_INT2;
+  static void values(int8_t* out, const uint8_t* block) {
+    std::memset(out, -1, 256);
+    add_pairs<64, 0>(out, block);
+  }
+};
+
 // Scales are powers of two (E8M0), 2 ** (exponent - 127), here halved because levels are doubled. Those of exponents 0
 // and 1 are subnormal.
 struct Mxfp4 : Blocks<17> {
@@ -247,7 +282,7 @@ const BlockType* block_type(int32_t id) {
       block_type_of<Q4_0>(), block_type_of<Q4_1>(), block_type_of<Q5_0>(),  block_type_of<Q5_1>(),
       block_type_of<Q8_0>(), block_type_of<Q2_K>(), block_type_of<Q3_K>(),  block_type_of<Q4_K>(),
       block_type_of<Q5_K>(), block_type_of<Q6_K>(), block_type_of<Iq4Nl>(), block_type_of<Iq4Xs>(),
-      block_type_of<Mxfp4>()};
+      block_type_of<Mxfp4>(), block_type_of<Tq1_0>(), block_type_of<Tq2_0>()};
   for (const BlockType& type : types)
     if (type.id == id) return &type;
   return nullptr;

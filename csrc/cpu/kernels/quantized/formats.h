@@ -1,4 +1,4 @@
-// What weights of 8, 6, 5 and 4 bits are made of, and how the kernels take them apart; layouts: gemm_quantized.h.
+// What weights of 8, 6, 5, 4 and 2 bits are made of, and how the kernels take them apart; layouts: gemm_quantized.h.
 #pragma once
 
 #include "../gemm/gemm.h"
@@ -71,11 +71,11 @@ QR_INLINE vi add_pairs(vi acc, vi a, vi b) { return _mm256_add_epi32(acc, _mm256
 // gives kBias more than they are (in sixteenths of int4), `signed_row` what they are, `signed_four` one of the two.
 // Formats of fewer than 8 bits have `codes_of_row`, too, of the row begin + row: what `unsigned_row` gives, shifted right
 // by kCodeShift.
-// kRounded: inputs that are rounded together.
+// kRounded: inputs that are rounded together; kRoundsRows: all inputs of a row are.
 template <int Group, bool Grouped>
 struct Int8Of {
   static constexpr int kGroup = Group, kRounded = Group;
-  static constexpr bool kNested = false;
+  static constexpr bool kNested = false, kRoundsRows = false;
   static constexpr bool kGrouped = Grouped;  // or one scale for a column; activations keep groups, which hold an outlier
   static constexpr int kBits = 8, kCodeShift = 0, kBias = 128;
   static constexpr int kRowsTogether = 1;      // rows of 8 k that are unpacked best side by side
@@ -100,7 +100,7 @@ using Int8Groups = Int8Of<Group, true>;
 template <int Group>
 struct Int4 {
   static constexpr int kGroup = Group, kRounded = Group;
-  static constexpr bool kGrouped = true, kNested = false;
+  static constexpr bool kGrouped = true, kNested = false, kRoundsRows = false;
   static constexpr int kBits = 4, kCodeShift = 4, kBias = 128;
   static constexpr int kRowsTogether = 1;
   static constexpr int64_t kHalfBytes = 512;
@@ -133,7 +133,7 @@ struct Int4 {
 template <int Bits, int Group>
 struct Planes {
   static constexpr int kGroup = Group, kRounded = Group;
-  static constexpr bool kGrouped = true, kNested = false;
+  static constexpr bool kGrouped = true, kNested = false, kRoundsRows = false;
   static constexpr int kBits = Bits, kCodeShift = 0, kBias = 1 << (Bits - 1);
   static constexpr int kHigh = Bits - 4;         // bits of a code above its nibble
   static constexpr int kRowsOfLine = 4 / kHigh;  // rows of 8 k whose high bits share 64 bytes
@@ -181,7 +181,7 @@ using Int6 = Planes<6, Group>;
 template <int Group>
 struct Levels {
   static constexpr int kGroup = Group, kRounded = Group;
-  static constexpr bool kGrouped = true, kNested = false;
+  static constexpr bool kGrouped = true, kNested = false, kRoundsRows = false;
   static constexpr int kBits = 8, kCodeShift = 0, kBias = 128;
   static constexpr int kRowsTogether = 1;
   static constexpr int64_t kHalfBytes = 512;
@@ -207,6 +207,40 @@ struct Levels {
   }
 #endif
 };
+
+// With one scale for a column rows are rounded as a whole, as models of ternary weights are trained.
+template <int Group, bool Grouped>
+struct Int2Of {
+  static constexpr int kGroup = Group, kRounded = Group;
+  static constexpr bool kGrouped = Grouped, kNested = false, kRoundsRows = !Grouped;
+  static constexpr int kBits = 2, kCodeShift = 0, kBias = 1;
+  static constexpr int kRowsTogether = 2;  // which share a line
+  static constexpr int64_t kHalfBytes = 256;
+  static constexpr float kUnit = 1.0f;
+  explicit Int2Of(const GemmArgs&) {}
+
+  // begin: a multiple of kRowsTogether
+  __attribute__((always_inline)) void codes_of_row(const char* half, int64_t begin, int row, Bytes& first,
+                                                   Bytes& second) const {
+    const Bytes line = load_bytes_of(half + begin * 32 + row / 2 * 64);
+    first = bits_of(words_right(line, row % 2 * 4), 3);
+    second = bits_of(words_right(line, row % 2 * 4 + 2), 3);
+  }
+  __attribute__((always_inline)) void unsigned_row(const char* half, int64_t begin, int row, Bytes& first,
+                                                   Bytes& second) const {
+    codes_of_row(half, begin, row, first, second);
+  }
+#if defined(__AVX512F__)
+  __attribute__((always_inline)) void signed_row(const char* half, int64_t begin, int row, vi& first,
+                                                 vi& second) const {
+    codes_of_row(half, begin, row, first, second);
+    first = _mm512_sub_epi8(first, _mm512_set1_epi8(kBias));
+    second = _mm512_sub_epi8(second, _mm512_set1_epi8(kBias));
+  }
+#endif
+};
+using Int2 = Int2Of<int(kTernaryGroup), false>;
+using Int2Groups = Int2Of<int(kTernaryGroup), true>;
 
 // Four bits as Int4 has them, as codes of 0 .. 15.
 template <int Group>

@@ -1,7 +1,8 @@
-// Products with weights of 8, 6, 5 and 4 bits. Activations are quantised too, each group of k in a row by its largest
+// Products with weights of 8, 6, 5, 4 and 2 bits. Activations are quantised too, each group of k in a row by its largest
 // magnitude; products are summed as integers within a group, exactly, and over groups in float32 in order of k. So
 // every instruction set and every number of rows give the same sums, and nothing is widened on the way from memory.
-// Where scales are nested, inputs are rounded and summed so in blocks of 256 (nested.h).
+// Where scales are nested, inputs are rounded and summed so in blocks of 256 (nested.h). Beside int2 with one scale for an
+// output they are rounded by the largest one of the row.
 //
 //   int8  [K/64][2 halves of 16 columns][16 rows of 4 k][16 columns][4]: AMX tiles
 //   int4  [K/64][2 halves][8 rows of 8 k][16 columns][4]: k 0..3 of a row in the low nibbles, k 4..7 in the high ones,
@@ -10,6 +11,8 @@
 //   int6, int5  codes: the integers and 32 or 16. [K/64][2 halves] of 8 rows as int4 has them, with the low four bits of
 //         codes, then lines of 64 bytes with the others: of 2 rows (int5: 4), from the lowest bits of a byte upwards
 //         those of k 0..3 of the first row, of its k 4..7, of k 0..3 of the second row ...
+//   int2  codes: the integers and 1. [K/64][2 halves] of 4 lines of 64 bytes, each with the bits of 2 rows as int6 has the
+//         higher ones of its codes
 #pragma once
 
 #include "formats.h"
@@ -109,12 +112,33 @@ QR_INLINE int32_t round_group(const Rows& out, int64_t row, const T* in, int64_t
   return int32_t(sum(total));
 }
 
+// How inputs become integers.
+struct Rounding {
+  float inverse;  // what they are multiplied by
+  float scale;    // what an integer 1 stands for; NaN where an input is no number
+};
+
+template <class Format, class T>
+QR_INLINE Rounding rounding_of(const T* in, int64_t count) {
+  vf top = zero(), invalid = zero();
+  each_vector(count, [&](int64_t i, int n) __attribute__((always_inline)) {
+    const vf value = load_some(in + i, n);
+    top = max(abs(value), top);
+    invalid = fma(value, zero(), invalid);  // NaN once there is an infinity or a NaN
+  });
+  float magnitude = largest(top);
+  if (Format::kRoundsRows && magnitude < 1e-5f) magnitude = 1e-5f;
+  return {magnitude > 1e-30f ? 127.0f / magnitude : 0.0f, magnitude / 127.0f * Format::kUnit + sum(invalid)};
+}
+
 // order: null, or which elements of x are taken.
 template <class Format, class T>
 void quantize_row(const QuantizedRows<Format::kGroup>& out, const T* x, int64_t row, int64_t k, const int32_t* order) {
   constexpr int64_t kRounded = Format::kRounded, kGroup = Format::kGroup;
   alignas(64) T gathered[kRounded];
   RowGroup* groups = out.row_groups + row * out.groups;
+  Rounding rounding{};
+  if constexpr (Format::kRoundsRows) rounding = rounding_of<Format>(x, k);  // whatever their order
   for (int64_t begin = 0; begin < k; begin += kRounded) {
     const int64_t end = begin + kRounded < k ? begin + kRounded : k;
     const T* in = x + begin;
@@ -122,19 +146,12 @@ void quantize_row(const QuantizedRows<Format::kGroup>& out, const T* x, int64_t 
       for (int64_t i = begin; i < end; ++i) gathered[i - begin] = x[order[i]];
       in = gathered;
     }
-    vf top = zero(), invalid = zero();
-    each_vector(end - begin, [&](int64_t i, int n) __attribute__((always_inline)) {
-      const vf value = load_some(in + i, n);
-      top = max(abs(value), top);
-      invalid = fma(value, zero(), invalid);  // NaN once there is an infinity or a NaN
-    });
-    const float magnitude = largest(top), inverse = magnitude > 1e-30f ? 127.0f / magnitude : 0.0f;
-    const float scale = magnitude / 127.0f * Format::kUnit + sum(invalid);
+    if constexpr (!Format::kRoundsRows) rounding = rounding_of<Format>(in, end - begin);
     for (int64_t first = begin; first < end; first += kGroup) {
       const int64_t last = first + kGroup < end ? first + kGroup : end;
       const int64_t stop = last < k ? first + kGroup : out.steps * 64;
-      const int32_t total = round_group(out, row, in + first - begin, first, last, stop, inverse);
-      groups[first / kGroup] = {scale, scale == scale ? total : 0};
+      const int32_t total = round_group(out, row, in + first - begin, first, last, stop, rounding.inverse);
+      groups[first / kGroup] = {rounding.scale, rounding.scale == rounding.scale ? total : 0};
     }
     if constexpr (Format::kNested) keep_sums<Format>(groups + begin / kGroup, kRounded / kGroup);
   }
@@ -274,6 +291,8 @@ template <template <class> class Way>
 void fill_quantized(Kernels& kernels) {
   Way<Int8>::fill(kernels.gemm_int8);
   fill_groups<Way, Int8Groups>(kernels.gemm_int8_groups);
+  Way<Int2>::fill(kernels.gemm_int2);
+  Way<Int2Groups>::fill(kernels.gemm_int2_groups);
   fill_groups<Way, Int4>(kernels.gemm_int4);
   fill_small_groups<Way, Int5>(kernels.gemm_int5);
   fill_small_groups<Way, Int6>(kernels.gemm_int6);

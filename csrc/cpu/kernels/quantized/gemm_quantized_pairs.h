@@ -1,5 +1,5 @@
 // Integer products on AVX-512 without dot product instructions: pairs of bytes are multiplied and added in 16 bits, where
-// the pairs of int8 just fit, and those of eight int4, four int5 or two int6 together.
+// the pairs of int8 just fit, and those of 32 int2, eight int4, four int5 or two int6 together.
 #pragma once
 
 #include "gemm_quantized_rows.h"

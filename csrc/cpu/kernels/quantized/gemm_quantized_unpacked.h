@@ -71,7 +71,7 @@ class UnpackedPanel {
   using Layout = Unpacking<Format>;
   using Weights = Products<Format>;
   static constexpr int kGroups = Format::kNested ? Layout::kParts : 1;
-  static constexpr int kBias = Weights::kBias, kBiasBits = kBias == 128 ? 7 : kBias == 32 ? 5 : kBias == 16 ? 4 : 3;
+  static constexpr int kBias = Weights::kBias, kBiasBits = kBias == 0 ? 0 : __builtin_ctz(unsigned(kBias));
   static_assert(kBias == 0 || kBias == 1 << kBiasBits, "biases are shifts");
 
   const GemmArgs& g;

@@ -30,7 +30,9 @@ struct RowsInOrder {
   // in order saves.
   static constexpr int kMostRows = Format::kHalfBytes == 1024 ? 4 : 1;
   // Bytes ahead that one row fetches to L2 where hardware alone is slower: many operations for a line, or very few.
-  static constexpr int64_t kAhead = !Format::kGrouped ? 4096 : Format::kHalfBytes < 1024 && kSteps == 1 ? kFarBytes : 0;
+  static constexpr int64_t kAhead = !Format::kGrouped || Format::kBits == 2                ? 4096
+                                    : Format::kHalfBytes < 1024 && kSteps == 1 ? kFarBytes
+                                                                               : 0;
 
   const GemmArgs& g;
   const Format format;

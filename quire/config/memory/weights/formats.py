@@ -27,17 +27,21 @@ class Codes(StrEnum):
     INT6 = "int6"
     INT5 = "int5"
     INT4 = "int4"
+    INT2 = "int2"
+    """-1 .. 2, for ternary numbers."""
     LEVELS = "levels"
     """Four bits that stand for one of sixteen values of int8."""
     FLOAT8 = "float8"
 
 
-BITS = {Codes.INT8: 8, Codes.INT6: 6, Codes.INT5: 5, Codes.INT4: 4, Codes.LEVELS: 4, Codes.FLOAT8: 8}
+BITS = {Codes.INT8: 8, Codes.INT6: 6, Codes.INT5: 5, Codes.INT4: 4, Codes.INT2: 2, Codes.LEVELS: 4, Codes.FLOAT8: 8}
 """Of a stored value."""
-INTEGERS = {4: Codes.INT4, 5: Codes.INT5, 6: Codes.INT6}
-"""By the bits that values need; those of seven have eight."""
-GROUPS_OF = {Codes.INT6: (32, 16), Codes.INT5: (32, 16)}
+INTEGERS = {2: Codes.INT2, 4: Codes.INT4, 5: Codes.INT5, 6: Codes.INT6}
+"""By the bits that values need; those of three have four, those of seven eight."""
+GROUPS_OF = {Codes.INT6: (32, 16), Codes.INT5: (32, 16), Codes.INT2: (128,)}
 """Where they are not all of `GROUPS`."""
+WHOLE_ROWS = (Codes.INT8, Codes.INT2)
+"""Integers that may have one scale for an output feature."""
 
 
 class Shift(StrEnum):
@@ -108,9 +112,9 @@ class WeightFormat:
     def num_bytes_on_gpu(self, out_features: int, in_features: int) -> int:
         """As `num_bytes`, of a weight that the Triton kernels packed: five and six bits take a byte, scales four.
 
-        Nested scales become such scales.
+        Two bits take four. Nested scales become such scales.
         """
-        has_halves = self.codes in (Codes.INT4, Codes.LEVELS)
+        has_halves = self.codes in (Codes.INT4, Codes.INT2, Codes.LEVELS)
         step = 2 * gpu_step(self.group)
         values = out_features * (round_up(in_features, step) // 2 if has_halves else in_features)
         groups = out_features * (cdiv(in_features, self.group) if self.group else 1)
@@ -148,8 +152,8 @@ def native_format(
         return WeightFormat(codes=Codes.FLOAT8, group=0 if has_row_scale else FLOAT8_GROUP)
     if not 1 <= bits <= 8 or (has_levels and bits > 4) or (has_zero_points and (has_offsets or has_levels)):
         return None
-    codes = Codes.LEVELS if has_levels else INTEGERS.get(max(4, bits), Codes.INT8)
-    if codes is Codes.INT8 and has_row_scale and shift is Shift.NONE:
+    codes = Codes.LEVELS if has_levels else INTEGERS.get(4 if bits in (1, 3) else bits, Codes.INT8)
+    if codes in WHOLE_ROWS and has_row_scale and shift is Shift.NONE:
         return WeightFormat(codes=codes, group=0)
     groups = GROUPS_OF.get(codes, GROUPS)
     group = next((group for group in (group_size, *groups) if group in groups and group_size % group == 0), None)
@@ -171,7 +175,7 @@ def parse(name: str) -> WeightFormat | None:
 BY_NAME = {
     format.name: format
     for format in (
-        WeightFormat(codes=Codes.INT8, group=0),
+        *(WeightFormat(codes=codes, group=0) for codes in WHOLE_ROWS),
         WeightFormat(codes=Codes.FLOAT8, group=0),
         WeightFormat(codes=Codes.FLOAT8, group=FLOAT8_GROUP),
         *(

@@ -14,7 +14,15 @@ from quire.ops.contracts.operands import LinearWeight
 from quire.ops.cpu.library import word
 from quire.ops.cpu.runtime.dtypes import WEIGHT_DTYPES
 
-CODES = {Codes.INT8: 1, Codes.INT4: 2, Codes.LEVELS: 3, Codes.FLOAT8: 4, Codes.INT5: 5, Codes.INT6: 6}
+CODES = {
+    Codes.INT8: 1,
+    Codes.INT4: 2,
+    Codes.LEVELS: 3,
+    Codes.FLOAT8: 4,
+    Codes.INT5: 5,
+    Codes.INT6: 6,
+    Codes.INT2: 7,
+}
 """By `qr_format`."""
 TENSORS = ("packed", "scales", "zero_points", "offsets", "levels", "order")
 """Of `LinearWeight.tensors`, in the order of `qr_weight`."""
