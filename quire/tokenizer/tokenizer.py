@@ -300,10 +300,10 @@ def _add_tokens(backend: tokenizers.Tokenizer, files: TokenizerFiles) -> None:
     A token that `tokenizer.json` has keeps its flags there, unless the configuration lists it by id.
     """
     present = {token.content: token for token in backend.get_added_tokens_decoder().values()}
-    backend.add_tokens([token for token in files.added_tokens if token.content not in present])
-    kept = {} if files.added_tokens else present
-    named = [kept.get(token.content, token) for token in files.named_tokens.values()]
-    backend.add_special_tokens([*named, *files.extra_special_tokens])
+    known = {**present, **{token.content: token for token in files.added_tokens}}
+    backend.add_tokens(list(files.added_tokens))
+    special = (*files.named_tokens.values(), *files.extra_special_tokens)
+    backend.add_special_tokens([known.get(token.content, token) for token in special])
 
 
 def _decoder_steps(backend: tokenizers.Tokenizer) -> list[str]:

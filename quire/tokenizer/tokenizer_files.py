@@ -131,10 +131,11 @@ def _special_tokens(config: Json, path: Path) -> tuple[dict[str, AddedToken], tu
         for name, value in config.items()
         if (name in NAMED_TOKENS and value is not None) or (name.endswith("_token") and isinstance(value, str))
     }
-    extra = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
+    extra = config.get("extra_special_tokens") or []
     if isinstance(extra, dict):
         named.update({name: _token(value, name, path, special=True) for name, value in extra.items()})
-        return named, ()
+        extra = []
+    extra = extra or config.get("additional_special_tokens") or []
     if not isinstance(extra, list):
         raise damaged(path, f"extra_special_tokens is a {type(extra).__name__}, not a list")
     return named, tuple(_token(value, "extra_special_tokens", path, special=True) for value in extra)

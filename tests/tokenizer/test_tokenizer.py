@@ -58,8 +58,14 @@ def test_encode_and_decode_equal_transformers(kind: str, tmp_path: Path) -> None
                 "450": {"content": "<think>", "lstrip": False, "rstrip": True, "normalized": False, "special": False},
             }
         },
+        {
+            "added_tokens_decoder": {
+                "4": {"content": "<|im_end|>", "lstrip": True, "rstrip": True, "normalized": False, "special": True},
+            }
+        },
+        {"extra_special_tokens": {"image_token": "<image>"}, "additional_special_tokens": ["<|extra|>"]},
     ],
-    ids=["bos flags", "new tokens", "named extras", "token object", "listed tokens"],
+    ids=["bos flags", "new tokens", "named extras", "token object", "listed tokens", "other flags", "both extras"],
 )
 def test_configured_tokens_are_added_as_transformers_adds_them(config: dict[str, object], tmp_path: Path) -> None:
     from transformers import PreTrainedTokenizerFast
