@@ -15,7 +15,9 @@ from tokenizers import AddedToken
 
 from quire.config.json_file import MAX_JSON_BYTES, check_depth, parse_json, read_bounded
 from quire.errors import TokenizerError
+from quire.log import get_logger
 
+log = get_logger(__name__)
 NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 DEFAULT_TEMPLATE = "default"
 MAX_TEXT_BYTES = 256 << 20
@@ -47,6 +49,8 @@ def read_tokenizer_files(directory: Path) -> TokenizerFiles:
     added = _listed_tokens(config, directory / "tokenizer_config.json")
     if "added_tokens_decoder" not in config:
         config = {**config, **read_json(directory / "special_tokens_map.json")}
+    if config.get("split_special_tokens") is True:
+        log.warning("%s: split_special_tokens of tokenizer_config.json has no effect: special tokens count", directory)
     specials, extra = _special_tokens(config, directory / "tokenizer_config.json")
     if "added_tokens_decoder" not in config:
         added = _legacy_added_tokens(directory, {token.content for token in (*specials.values(), *extra)})
