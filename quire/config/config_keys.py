@@ -12,7 +12,8 @@ MAX_COUNT = 2**31 - 1
 SMALLEST, LARGEST = 1e-30, 1e30
 """Of numbers above zero: what float32 can hold, with room for products."""
 
-
+CONTEXT = "max_position_embeddings"
+"""What may have other values under other names: those of tokenizers' limits are such."""
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -75,7 +76,8 @@ class ConfigKeys:
     def count(self, *spellings: str, default: int | None = None, most: int = MAX_COUNT) -> int:
         """A whole number above zero."""
         for key in spellings:
-            self.check_alike(*self.names(key))
+            if key != CONTEXT:
+                self.check_alike(*self.names(key))
         name, value = self.find(spellings)
         value = default if value is None else value
         if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= most:
