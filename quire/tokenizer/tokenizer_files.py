@@ -19,6 +19,8 @@ from quire.log import get_logger
 
 log = get_logger(__name__)
 NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+SPACED = ("CodeGen", "Cohere", "GPT2", "GPTNeoX", "Qwen2", "Qwen3_5")
+"""How names of tokenizer classes begin that heed `add_prefix_space`, whatever `tokenizer.json` has."""
 DEFAULT_TEMPLATE = "default"
 MAX_TEXT_BYTES = 256 << 20
 """Of tokenizer.json; the largest known ones have 35 MB."""
@@ -38,6 +40,8 @@ class TokenizerFiles:
     """Tokens the configuration lists by id, in the order of their ids."""
     chat_templates: Mapping[str, str]
     """By name; `default` serves requests without tools and, when there is no `tool_use`, those with tools."""
+    adds_space: bool | None = None
+    """Whether texts get a space in front where bytes are tokenised; None for what `tokenizer.json` has."""
 
 
 def read_tokenizer_files(directory: Path) -> TokenizerFiles:
@@ -61,7 +65,13 @@ def read_tokenizer_files(directory: Path) -> TokenizerFiles:
         extra_special_tokens=extra,
         added_tokens=added,
         chat_templates=_chat_templates(directory, config),
+        adds_space=_adds_space(config),
     )
+
+
+def _adds_space(config: Json) -> bool | None:
+    wanted = config.get("add_prefix_space")
+    return wanted if isinstance(wanted, bool) and str(config.get("tokenizer_class")).startswith(SPACED) else None
 
 
 def read_json(path: Path) -> Json:
