@@ -415,7 +415,8 @@ def _vocab_size(keys: ConfigKeys, family: FamilySpec) -> int:
 def _heads(keys: ConfigKeys, hidden_size: int) -> Heads:
     """Those of attention that Llama's keys name."""
     num_heads = keys.count("num_attention_heads")
-    num_kv_heads = keys.count("num_key_value_heads", default=num_heads)
+    _, given = keys.given("num_key_value_heads")
+    num_kv_heads = num_heads if given is None else keys.count("num_key_value_heads")
     if num_heads % num_kv_heads:
         keys.refuse(
             "num_key_value_heads", num_kv_heads, f"must divide num_attention_heads ({num_heads}) without remainder"
@@ -425,9 +426,9 @@ def _heads(keys: ConfigKeys, hidden_size: int) -> Heads:
 
 
 def _head_size(keys: ConfigKeys, hidden_size: int, num_heads: int) -> int:
-    name, given = keys.find(("head_dim",))
+    _, given = keys.given("head_dim")  # null is not the default, but what follows from the others
     if given is not None:
-        return keys.count(name)
+        return keys.count("head_dim")
     if hidden_size % num_heads:
         keys.refuse(
             "hidden_size",

@@ -12,7 +12,8 @@ MAX_COUNT = 2**31 - 1
 SMALLEST, LARGEST = 1e-30, 1e30
 """Of numbers above zero: what float32 can hold, with room for products."""
 
-
+CONTEXT = "max_position_embeddings"
+"""What may have other values under other names: those of tokenizers' limits are such."""
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -61,8 +62,22 @@ class ConfigKeys:
                     return name, source[name]
         return key, None
 
+    def check_alike(self, *names: str) -> None:
+        """Refuse a config that has one value under several names, and not the same.
+
+        transformers takes the last that it finds, whatever the family's own key says.
+        """
+        given = {name: self.raw[name] for name in names if self.raw.get(name) is not None}
+        first = next(iter(given), "")
+        for name, value in given.items():
+            if value != given[first]:
+                self.refuse(name, value, f"must be {shown(given[first])}: {first} says so, another name of the same")
+
     def count(self, *spellings: str, default: int | None = None, most: int = MAX_COUNT) -> int:
         """A whole number above zero."""
+        for key in spellings:
+            if key != CONTEXT:
+                self.check_alike(*self.names(key))
         name, value = self.find(spellings)
         value = default if value is None else value
         if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= most:

@@ -24,6 +24,7 @@ from quire.config.engine import (
     SchedulerConfig,
 )
 from quire.config.flags.args import DEFAULT_PRIORITY_AGEING_S, EMBEDDED, EngineArgs
+from quire.config.generation_keys import SAMPLING_KEYS, without_effect
 from quire.config.gguf.config_json import gguf_generation_config
 from quire.config.gguf.files import is_gguf
 from quire.config.graph_sizes import graph_sizes
@@ -42,11 +43,13 @@ from quire.config.memory.plan import (
 from quire.config.quantized.kv_cache import takes_scales
 from quire.config.quantized.resolve import ROUNDING, resolve_quantization
 from quire.errors import ConfigError, InvalidParameter, shown
+from quire.log import get_logger
 from quire.messages.kv import DTYPE_BYTES, KVLayout
 from quire.messages.kv_tiers import ALIGNMENT, slot_bytes, slots_in
 from quire.sampling_params import SamplingParams
 from quire.utils.math import round_up
 
+log = get_logger(__name__)
 DEFAULT_KV_DISK_SIZE = 4 << 30
 USUAL_STRIDE = 512
 """Tokens between cached states of recurrent layers, at least: steps of so many read the weights seldom enough."""
@@ -56,8 +59,6 @@ DTYPE_ALIASES = {"float": "float32", "half": "float16"}
 GPUS = ("cuda", "rocm")
 _LIBRARIES = {"guidance": "llguidance"}
 """By vLLM's names of backends."""
-GENERATION_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-"""What of generation_config.json changes sampling; `max_new_tokens` is taken as max_tokens."""
 
 
 @dataclass(slots=True)
@@ -470,14 +471,14 @@ def _generation_defaults(args: EngineArgs, generation: Mapping[str, Any], choice
     """SamplingParams fields set by the model; checked once, here."""
     ignored = args.generation_config in ("vllm", "none")
     values = {**({} if ignored else generation), **args.override_generation_config}
-    defaults = {key: values[key] for key in GENERATION_KEYS if values.get(key) is not None}
+    defaults = {key: values[key] for key in SAMPLING_KEYS if values.get(key) is not None}
     if values.get("max_new_tokens") is not None:
         defaults["max_tokens"] = values["max_new_tokens"]
-    unknown = set(args.override_generation_config) - {*GENERATION_KEYS, "max_new_tokens", "eos_token_id"}
+    unknown = set(args.override_generation_config) - {*SAMPLING_KEYS, "max_new_tokens", "eos_token_id"}
     if unknown:
         raise ConfigError(
             f"override_generation_config: {', '.join(sorted(map(str, unknown)))} would have no effect; known are "
-            f"{', '.join(GENERATION_KEYS)}, max_new_tokens and eos_token_id"
+            f"{', '.join(SAMPLING_KEYS)}, max_new_tokens and eos_token_id"
         )
     try:
         SamplingParams(**defaults)
@@ -486,6 +487,9 @@ def _generation_defaults(args: EngineArgs, generation: Mapping[str, Any], choice
             f"generation_config.json or override_generation_config: {error} Correct it, "
             "or pass generation_config='none'."
         ) from None
+    silent = [] if ignored else without_effect(generation)
+    if silent:
+        log.warning("generation_config.json sets what has no effect: %s", ", ".join(silent))
     source = "override_generation_config" if ignored else "generation_config.json"
     if defaults:
         choices.made["default sampling"] = Choice(defaults, source)

@@ -170,6 +170,7 @@ class HFTokenizer:
 
     def __init__(self, backend: tokenizers.Tokenizer, files: TokenizerFiles) -> None:
         _add_tokens(backend, files)
+        _set_space(backend, files.adds_space)
         self._backend = backend
         self._lock = Lock()
         self._marked: tokenizers.Tokenizer | None = None
@@ -300,10 +301,23 @@ def _add_tokens(backend: tokenizers.Tokenizer, files: TokenizerFiles) -> None:
     A token that `tokenizer.json` has keeps its flags there, unless the configuration lists it by id.
     """
     present = {token.content: token for token in backend.get_added_tokens_decoder().values()}
-    backend.add_tokens([token for token in files.added_tokens if token.content not in present])
-    kept = {} if files.added_tokens else present
-    named = [kept.get(token.content, token) for token in files.named_tokens.values()]
-    backend.add_special_tokens([*named, *files.extra_special_tokens])
+    known = {**present, **{token.content: token for token in files.added_tokens}}
+    backend.add_tokens(list(files.added_tokens))
+    special = (*files.named_tokens.values(), *files.extra_special_tokens)
+    backend.add_special_tokens([known.get(token.content, token) for token in special])
+
+
+def _set_space(backend: tokenizers.Tokenizer, adds_space: bool | None) -> None:
+    """Put a space in front of texts that are cut into bytes, or none. Mutates backend."""
+    steps = backend.pre_tokenizer
+    if adds_space is None or steps is None:
+        return
+    parts = [steps]
+    if isinstance(steps, tokenizers.pre_tokenizers.Sequence):
+        parts = [steps[index] for index in range(len(json.loads(steps.__getstate__())["pretokenizers"]))]
+    for part in parts:
+        if isinstance(part, tokenizers.pre_tokenizers.ByteLevel):
+            part.add_prefix_space = adds_space
 
 
 def _decoder_steps(backend: tokenizers.Tokenizer) -> list[str]:

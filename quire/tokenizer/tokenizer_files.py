@@ -15,8 +15,12 @@ from tokenizers import AddedToken
 
 from quire.config.json_file import MAX_JSON_BYTES, check_depth, parse_json, read_bounded
 from quire.errors import TokenizerError
+from quire.log import get_logger
 
+log = get_logger(__name__)
 NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+SPACED = ("CodeGen", "Cohere", "GPT2", "GPTNeoX", "Qwen2", "Qwen3_5")
+"""How names of tokenizer classes begin that heed `add_prefix_space`, whatever `tokenizer.json` has."""
 DEFAULT_TEMPLATE = "default"
 MAX_TEXT_BYTES = 256 << 20
 """Of tokenizer.json; the largest known ones have 35 MB."""
@@ -36,6 +40,8 @@ class TokenizerFiles:
     """Tokens the configuration lists by id, in the order of their ids."""
     chat_templates: Mapping[str, str]
     """By name; `default` serves requests without tools and, when there is no `tool_use`, those with tools."""
+    adds_space: bool | None = None
+    """Whether texts get a space in front where bytes are tokenised; None for what `tokenizer.json` has."""
 
 
 def read_tokenizer_files(directory: Path) -> TokenizerFiles:
@@ -47,6 +53,8 @@ def read_tokenizer_files(directory: Path) -> TokenizerFiles:
     added = _listed_tokens(config, directory / "tokenizer_config.json")
     if "added_tokens_decoder" not in config:
         config = {**config, **read_json(directory / "special_tokens_map.json")}
+    if config.get("split_special_tokens") is True:
+        log.warning("%s: split_special_tokens of tokenizer_config.json has no effect: special tokens count", directory)
     specials, extra = _special_tokens(config, directory / "tokenizer_config.json")
     if "added_tokens_decoder" not in config:
         added = _legacy_added_tokens(directory, {token.content for token in (*specials.values(), *extra)})
@@ -57,7 +65,13 @@ def read_tokenizer_files(directory: Path) -> TokenizerFiles:
         extra_special_tokens=extra,
         added_tokens=added,
         chat_templates=_chat_templates(directory, config),
+        adds_space=_adds_space(config),
     )
+
+
+def _adds_space(config: Json) -> bool | None:
+    wanted = config.get("add_prefix_space")
+    return wanted if isinstance(wanted, bool) and str(config.get("tokenizer_class")).startswith(SPACED) else None
 
 
 def read_json(path: Path) -> Json:
@@ -131,10 +145,11 @@ def _special_tokens(config: Json, path: Path) -> tuple[dict[str, AddedToken], tu
         for name, value in config.items()
         if (name in NAMED_TOKENS and value is not None) or (name.endswith("_token") and isinstance(value, str))
     }
-    extra = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
+    extra = config.get("extra_special_tokens") or []
     if isinstance(extra, dict):
         named.update({name: _token(value, name, path, special=True) for name, value in extra.items()})
-        return named, ()
+        extra = []
+    extra = extra or config.get("additional_special_tokens") or []
     if not isinstance(extra, list):
         raise damaged(path, f"extra_special_tokens is a {type(extra).__name__}, not a list")
     return named, tuple(_token(value, "extra_special_tokens", path, special=True) for value in extra)

@@ -503,7 +503,16 @@ WRONG: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {
         {"apply_residual_connection_post_layernorm": True},
         ["apply_residual_connection_post_layernorm is True"],
     ),
-    "heads in no four groups": ({**LLAMA, "model_type": "codegen"}, {"n_head": 6}, ["n_head is 6", "multiple of 4"]),
+    "heads in no four groups": (
+        {**LLAMA, "model_type": "codegen"},
+        {"n_head": 6, "num_attention_heads": None},
+        ["n_head is 6", "multiple of 4"],
+    ),
+    "two names of one size": (
+        {**LLAMA, "model_type": "codegen"},
+        {"n_head": 8, "num_attention_heads": 4},
+        ["num_attention_heads is 4", "must be 8: n_head says so"],
+    ),
     "alpha negative": (
         {**LLAMA, "model_type": "hunyuan_v1_dense"},
         {"rope_scaling": {"type": "dynamic", "alpha": -1}},

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from quire.config.arch import ModelArch
+from quire.errors import ConfigError
 from tests.config.test_arch import comparable
 from tests.family_configs import FAMILIES
 
@@ -52,3 +53,24 @@ def test_keys_left_out_mean_what_transformers_means(
     config = AutoConfig.for_model(**{key: value for key, value in short.items() if key != "architectures"})
     expanded = {**config.to_dict(), "architectures": full["architectures"], "dtype": None}
     assert comparable(ModelArch.from_config(short, source="")) == comparable(ModelArch.from_config(expanded, source=""))
+
+
+@pytest.mark.parametrize("key", ["head_dim", "num_key_value_heads"])
+@pytest.mark.parametrize("family", ["ernie4_5", "internlm3", "llama"])
+def test_null_is_what_follows_from_other_keys_and_not_the_default(family: str, key: str) -> None:
+    """Two of these families have numbers as defaults of both keys, which the config does not mean."""
+    from transformers import AutoConfig
+
+    short = {**FAMILIES[family], "model_type": family, "architectures": None, key: None}
+    expanded = {**AutoConfig.for_model(family, **FAMILIES[family] | {key: None}).to_dict(), "architectures": None}
+    assert comparable(ModelArch.from_config(short, source="")) == comparable(ModelArch.from_config(expanded, source=""))
+
+
+def test_layers_that_share_a_block_are_those_of_their_kinds() -> None:
+    """transformers takes the blocks' order from either key."""
+    config = {**FAMILIES["zamba2"], "model_type": "zamba2", "architectures": ["Zamba2ForCausalLM"]}
+    kinds = config["layers_block_type"]
+    hybrid = [index for index, kind in enumerate(kinds) if kind == "hybrid"]
+    ModelArch.from_config({**config, "hybrid_layer_ids": hybrid}, source="")
+    with pytest.raises(ConfigError, match=r"hybrid_layer_ids is .*; it must be .* of layers_block_type in their order"):
+        ModelArch.from_config({**config, "hybrid_layer_ids": hybrid[::-1]}, source="")

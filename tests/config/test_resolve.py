@@ -295,6 +295,13 @@ def test_the_files_sampling_can_be_ignored_but_not_its_ends_of_sequence(tmp_path
     assert only.model_config.generation_defaults == {"top_k": 3}
 
 
+def test_what_generation_config_says_in_vain_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """transformers would never generate these tokens; keys at what means nothing are not worth a word."""
+    generation = {"suppress_tokens": [3], "no_repeat_ngram_size": 2, "num_beams": 1, "bad_words_ids": None}
+    resolved(tmp_path, generation=generation)
+    assert "generation_config.json sets what has no effect: suppress_tokens, no_repeat_ngram_size" in caplog.text
+
+
 def test_ends_of_sequence_can_be_overridden(tmp_path: Path) -> None:
     config = resolved(tmp_path, generation={"eos_token_id": 7}, override_generation_config={"eos_token_id": [11]})
     assert config.model_config.eos_token_ids == (2, 11)

@@ -85,11 +85,14 @@ def transformers_logits(directory: Path) -> Tensor:
 
 
 @pytest.mark.parametrize("family", [*ARCHITECTURES, *ALSO])
-def test_every_family_is_what_transformers_has(family: str, tmp_path: Path) -> None:
+def test_every_family_is_what_transformers_has(family: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     file, dequantized = converted(tmp_path, family, "Q8_0")
     ours, theirs = logits_of(file), transformers_logits(dequantized)
     assert (ours - theirs).abs().max() < 2e-5 * theirs.abs().max() + 1e-5
     assert torch.equal(ours.argmax(-1), theirs.argmax(-1))
+    with caplog.at_level(logging.WARNING):
+        report_unknown(file)
+    assert "without effect" not in caplog.text
     if family not in OTHERWISE:
         same_arch(read_model_arch(gguf_config(file), file), arch_of(dequantized))
 
@@ -305,12 +308,31 @@ def test_a_part_of_a_head_is_refused_in_families_that_rotate_whole_ones(tmp_path
         gguf_config(file.write(tmp_path / "m.gguf"))
 
 
-def test_keys_without_effect_are_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("key", ["attention.secret", "logit_scale", "expert_weights_norm", "attention.sliding_window"])
+def test_keys_without_effect_are_reported(key: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Those that nobody knows, and those that only other architectures have."""
     file = GgufFile(make_checkpoint("llama", tmp_path / "source"))
-    file.extra = {"attention.secret": 3}
+    file.extra = {key: 3}
     with caplog.at_level(logging.WARNING):
         report_unknown(file.write(tmp_path / "m.gguf"))
-    assert "metadata keys without effect: 'attention.secret'" in caplog.text
+    assert f"metadata keys without effect: '{key}'" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("attention.causal", False), ("rope.scaling.yarn_attn_factor", 0.5), ("expert_gating_func", 2)],
+)
+def test_what_no_other_file_says_is_refused(key: str, value: float, tmp_path: Path) -> None:
+    file = GgufFile(make_checkpoint("qwen3_moe", tmp_path / "source", **OVERRIDES["qwen3_moe"]))
+    file.extra = {key: value}
+    with pytest.raises(ConfigError, match=rf"qwen3moe\.{key} is {value}.*nothing else is computed"):
+        gguf_config(file.write(tmp_path / "m.gguf"))
+
+
+def test_layers_with_a_window_may_say_what_is_the_default_of_all(tmp_path: Path) -> None:
+    file = GgufFile(make_checkpoint("cohere2", tmp_path / "source"))
+    file.extra = {"rope.freq_base": None, "rope.freq_base_swa": 10_000.0, "attention.key_length_swa": 16}
+    assert gguf_config(file.write(tmp_path / "m.gguf"))["rope_theta"] == 10_000.0
 
 
 def test_bytes_of_an_expert_are_its_own(tmp_path: Path) -> None:

@@ -112,6 +112,17 @@ def test_zero_points_of_0_are_0_in_both_versions_of_gptq(bits: int, v1: bool, tm
     check({"quant_method": "gptq", "bits": bits, "sym": False, "checkpoint_format": version}, written, tmp_path)
 
 
+@pytest.mark.parametrize(("stored", "said"), [("gptq_v2", "gptq"), ("gptq", "gptq_v2"), ("gptq_v2", None)])
+@pytest.mark.parametrize("bits", [2, 3, 4, 8])
+def test_the_other_version_of_gptq_is_noticed_where_there_are_no_zero_points(
+    bits: int, stored: str, said: str | None, tmp_path: Path
+) -> None:
+    """Each number would be off by one step."""
+    written = gptq(weight_of(), bits=bits, size=32, symmetric=True, shuffled=False, v1=stored == "gptq")
+    with pytest.raises(CheckpointError, match=f"as {stored} stores them, and is read as {said or 'gptq'} "):
+        read_back({"quant_method": "gptq", "bits": bits, "checkpoint_format": said}, written, tmp_path)
+
+
 @pytest.mark.parametrize("symmetric", [False, True])
 @pytest.mark.parametrize("size", [None, 32, 48])
 @pytest.mark.parametrize("bits", [2, 4, 8])

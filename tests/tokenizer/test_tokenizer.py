@@ -58,8 +58,14 @@ def test_encode_and_decode_equal_transformers(kind: str, tmp_path: Path) -> None
                 "450": {"content": "<think>", "lstrip": False, "rstrip": True, "normalized": False, "special": False},
             }
         },
+        {
+            "added_tokens_decoder": {
+                "4": {"content": "<|im_end|>", "lstrip": True, "rstrip": True, "normalized": False, "special": True},
+            }
+        },
+        {"extra_special_tokens": {"image_token": "<image>"}, "additional_special_tokens": ["<|extra|>"]},
     ],
-    ids=["bos flags", "new tokens", "named extras", "token object", "listed tokens"],
+    ids=["bos flags", "new tokens", "named extras", "token object", "listed tokens", "other flags", "both extras"],
 )
 def test_configured_tokens_are_added_as_transformers_adds_them(config: dict[str, object], tmp_path: Path) -> None:
     from transformers import PreTrainedTokenizerFast
@@ -74,6 +80,21 @@ def test_configured_tokens_are_added_as_transformers_adds_them(config: dict[str,
     assert ours.eos_token_id == theirs.eos_token_id
     for text in ("x <|extra|> y<pad><image> <think> </s>  <|im_end|> z", "plain"):
         assert ours.encode(text) == theirs.encode(text)
+
+
+@pytest.mark.parametrize("adds", [True, False])
+@pytest.mark.parametrize("is_sequence", [True, False])
+def test_a_space_in_front_is_as_the_configuration_says(is_sequence: bool, adds: bool, tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    write_directory(tmp_path, "byte_level", tokenizer_class="GPT2Tokenizer", add_prefix_space=adds)
+    if is_sequence:
+        state = json.loads((tmp_path / "tokenizer.json").read_text(encoding="utf-8"))
+        state["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [state["pre_tokenizer"]]}
+        (tmp_path / "tokenizer.json").write_text(json.dumps(state), encoding="utf-8")
+    ours, theirs = load_tokenizer(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
+    assert ours.encode("the quick") == theirs.encode("the quick")
+    assert ours.encode("the quick") != ours.encode(" the quick") or adds
 
 
 def test_bos_is_added_only_where_the_tokenizer_says_so() -> None:

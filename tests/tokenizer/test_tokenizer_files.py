@@ -126,3 +126,8 @@ def test_additional_chat_template_files_are_found(tmp_path: Path) -> None:
 
 def test_a_model_without_a_template_has_none(tmp_path: Path) -> None:
     assert load_tokenizer(write_directory(tmp_path, "byte_level")).chat_template is None
+
+
+def test_a_setting_that_has_no_effect_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    load_tokenizer(write_directory(tmp_path, "byte_level", split_special_tokens=True))
+    assert "split_special_tokens of tokenizer_config.json has no effect" in caplog.text

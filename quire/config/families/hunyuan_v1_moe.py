@@ -12,6 +12,8 @@ def chosen_by_layer(keys: ConfigKeys, num_layers: int) -> tuple[ExpertsSpec, ...
     listed = keys.raw.get("moe_topk")
     if isinstance(listed, list) and len(listed) != num_layers:
         keys.refuse("moe_topk", listed, f"must be a number, or list one for each of the {num_layers} layers")
+    if not isinstance(listed, list):
+        keys.check_alike("moe_topk", "num_experts_per_tok")
     chosen = listed if isinstance(listed, list) else [keys.find(("moe_topk", "num_experts_per_tok"))[1]] * num_layers
     routings = [Routing(num_chosen=_checked(keys, number, count), renormalized=True) for number in chosen]
     return tuple(ExpertsSpec(num_experts=count, size=size, routing=routing, shared_size=size) for routing in routings)

@@ -29,7 +29,16 @@ def are_hybrid(keys: ConfigKeys) -> tuple[bool, ...]:
     name, listed = keys.find(("layers_block_type", "layer_types"))
     if not isinstance(listed, list) or not listed or not all(str(kind) in KINDS for kind in listed):
         keys.refuse(name, listed, f"must name the kind of each layer, one of {', '.join(KINDS)}")
-    return tuple(KINDS[kind] for kind in listed)
+    kinds = tuple(KINDS[kind] for kind in listed)
+    _check_ids(keys, name, [index for index, is_hybrid in enumerate(kinds) if is_hybrid])
+    return kinds
+
+
+def _check_ids(keys: ConfigKeys, name: str, hybrid: list[int]) -> None:
+    """Refuse a list of the layers that read a shared block which is not that of their kinds."""
+    given = keys.raw.get("hybrid_layer_ids")
+    if given not in (None, hybrid):
+        keys.refuse("hybrid_layer_ids", given, f"must be {hybrid}, the hybrid layers of {name} in their order")
 
 
 def _derived(keys: ConfigKeys) -> Mapping[str, Any]:

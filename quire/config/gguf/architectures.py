@@ -389,51 +389,42 @@ VARIANTS: Mapping[str, tuple[Callable[[GgufKeys], object], GgufArchitecture]] = 
     }
 )
 """llama.cpp's name -> (whether a file has it, another architecture that has the name, too)."""
-IGNORED = frozenset(
+HARMLESS = frozenset(
     {
         "attention.value_length",
-        "attention.causal",
+        "attention.group_norm_groups",
         "rope.dimension_count",
-        "rope.scaling.type",
-        "rope.scaling.factor",
-        "rope.scale_linear",
-        "rope.scaling.original_context_length",
-        "rope.scaling.attn_factor",
+        "rope.dimension_sections",
         "rope.scaling.finetuned",
-        "rope.scaling.yarn_beta_fast",
-        "rope.scaling.yarn_beta_slow",
-        "rope.freq_base_swa",
-        "rope.dimension_count_swa",
-        "attention.key_length_swa",
-        "attention.value_length_swa",
-        "attention.sliding_window_pattern",
         "vocab_size",
         "tensor_data_layout",
         "expert_shared_count",
-        "expert_group_count",
-        "expert_group_used_count",
-        "expert_gating_func",
         "expert_feed_forward_length",
-        "attention.group_norm_groups",
-        "attention.clamp_kqv",
-        "attention.max_alibi_bias",
-        "attention.q_lora_rank",
-        "attention.kv_lora_rank",
-        "attention.key_length_mla",
-        "attention.value_length_mla",
-        "rope.scaling.yarn_log_multiplier",
-        "ssm.inner_size",
-        "ssm.dt_b_c_rms",
         "expert_shared_feed_forward_length",
-        "rope.dimension_sections",
         "n_deepstack_layers",
-        "attention.temperature_scale",
-        "embedding_scale",
-        "residual_scale",
-        "logit_scale",
     }
 )
-"""Keys of an architecture that are read elsewhere, or that say what follows from others."""
+"""Keys of an architecture that say what follows from others or from tensors, or nothing of a text."""
+ONLY: Mapping[str, tuple[float, ...]] = MappingProxyType(
+    {
+        "attention.causal": (True,),
+        "rope.scaling.yarn_ext_factor": (1.0, -1.0),
+        "rope.scaling.yarn_attn_factor": (1.0,),
+    }
+)
+"""Keys of all architectures that are at one of these values where they are there; nothing else is computed."""
+SOFTMAX, SIGMOID, CHOSEN = 1, derived.SIGMOID, 3
+"""How `expert_gating_func` says what experts' scores pass: a softmax of all, sigmoids, or a softmax of those chosen."""
+GATING: Mapping[str, int] = MappingProxyType(
+    {
+        "gpt_oss": CHOSEN,
+        **dict.fromkeys(
+            ("deepseek_v3", "glm4_moe", "dots1", "minimax_m2", "lfm2_moe", "exaone_moe", "afmoe", "nemotron_h"), SIGMOID
+        ),
+        "llama4_text": SIGMOID,
+    }
+)
+"""By model_type, of families whose experts' scores pass something else than a softmax."""
 
 
 def architecture_of(keys: GgufKeys) -> GgufArchitecture:

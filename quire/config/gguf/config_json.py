@@ -8,10 +8,21 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from quire.config.arch import ModelArch
 from quire.config.families import ARCHITECTURES as CLASS_OF
 from quire.config.families import family_of
 from quire.config.family_spec import FamilySpec
-from quire.config.gguf.architectures import COMMON, IGNORED, GgufArchitecture, architecture_of, rotary_share
+from quire.config.gguf.architectures import (
+    COMMON,
+    GATING,
+    HARMLESS,
+    ONLY,
+    SOFTMAX,
+    GgufArchitecture,
+    architecture_of,
+    rotary_share,
+)
+from quire.config.gguf.cursor import Value
 from quire.config.gguf.derived import yarn
 from quire.config.gguf.end_tokens import end_token_ids
 from quire.config.gguf.files import GgufModel, read_gguf
@@ -49,9 +60,11 @@ def gguf_config(path: Path) -> dict[str, Any]:
 
     Raises: CheckpointError for a damaged file; ConfigError for a model that is not read from GGUF.
     """
-    model = read_gguf(path)
-    keys = GgufKeys(model)
-    architecture = architecture_of(keys)
+    return _config(GgufKeys(read_gguf(path)))
+
+
+def _config(keys: GgufKeys) -> dict[str, Any]:
+    model, architecture = keys.model, architecture_of(keys)
     name = CLASS_OF[architecture.model_type]
     family = family_of(name, architecture.model_type)
     head_size = _head_size(keys)
@@ -73,6 +86,7 @@ def gguf_config(path: Path) -> dict[str, Any]:
         **architecture.derived(keys),
     }
     _check_windows(keys, config)
+    _check_only(keys, architecture)
     if config.get(SHARE, 1.0) != 1 and SHARE not in family.defaults:
         keys.refuse(keys.name_of("rope.dimension_count"), f"must be that of a head, {head_size}")
     return config
@@ -162,9 +176,19 @@ def _check_windows(keys: GgufKeys, config: Mapping[str, Any]) -> None:
     """
     for own, common in OF_WINDOWS.items():
         given, others = keys.of_model(own), keys.of_model(common)
+        if others is None:
+            others = config["rope_theta"] if common == "rope.freq_base" else config["head_dim"]
         is_read = own == "rope.freq_base_swa" and "rope_local_base_freq" in config
         if given is not None and given != others and not is_read:
             keys.refuse(keys.name_of(own), f"must be that of the other layers, {others}")
+
+
+def _check_only(keys: GgufKeys, architecture: GgufArchitecture) -> None:
+    """Raises: ConfigError for a value of which nothing else than the one of all other files is computed."""
+    gating = GATING.get(architecture.model_type, SOFTMAX)
+    for name, values in {**ONLY, "expert_gating_func": (gating, 0)}.items():
+        if keys.of_model(name) not in (None, *values):
+            keys.refuse(keys.name_of(name), f"must be {values[0]}: nothing else is computed for this architecture")
 
 
 def _rope(keys: GgufKeys, head_size: int) -> dict[str, Any]:
@@ -240,11 +264,19 @@ def _vector(model: GgufModel, name: str) -> list[float] | None:
 
 
 def report_unknown(path: Path) -> None:
-    """Log which keys of the model nobody reads. Raises: CheckpointError and its kin."""
+    """Log which keys of the model have no effect. Raises: CheckpointError and its kin."""
     keys = GgufKeys(read_gguf(path))
-    prefix = f"{keys.architecture}."
-    known = {*COMMON, *IGNORED, *architecture_of(keys).keys}
-    named = [key.removeprefix(prefix) for key in keys.metadata if key.startswith(prefix)]
-    unknown = sorted(set(named) - known)
-    if unknown:
-        log.warning("%s: metadata keys without effect: %s", keys.source, ", ".join(map(shown, unknown)))
+    config = _config(keys)
+    unread = [name for name, value in keys.unread.items() if name not in HARMLESS and not _says_nothing(name, value)]
+    if config["sliding_window"] and not _has_windows(config, str(path)):
+        unread.append("attention.sliding_window")
+    if unread:
+        log.warning("%s: metadata keys without effect: %s", keys.source, ", ".join(map(shown, sorted(unread))))
+
+
+def _says_nothing(name: str, value: Value) -> bool:
+    return value == 0 or (value == 1 and name.endswith("scale"))
+
+
+def _has_windows(config: Mapping[str, Any], source: str) -> bool:
+    return any(mixer.window for mixer in ModelArch.from_config(config, source=source).plain_attentions)

@@ -3,12 +3,35 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import NoReturn
 
 from quire.config.gguf.cursor import Value
 from quire.config.gguf.files import GgufModel
 from quire.errors import ConfigError, shown
+
+
+class LookedUp(Mapping[str, Value]):
+    """Metadata that remember which of their keys somebody has asked for."""
+
+    def __init__(self, values: Mapping[str, Value]) -> None:
+        self._values = values
+        self._asked: set[str] = set()
+
+    def __getitem__(self, key: str) -> Value:
+        self._asked.add(key)
+        return self._values[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    @property
+    def unread(self) -> Mapping[str, Value]:
+        """What nobody has asked for."""
+        return {key: value for key, value in self._values.items() if key not in self._asked}
 
 
 class GgufKeys:
@@ -18,7 +41,7 @@ class GgufKeys:
         """Raises: ConfigError for a model that does not name its architecture."""
         self.model = model
         self.source = str(model.path)
-        self.metadata: Mapping[str, Value] = model.metadata
+        self.metadata = LookedUp(model.metadata)
         self.architecture = self.text("general.architecture")
 
     def refuse(self, key: str, problem: str) -> NoReturn:
@@ -76,6 +99,13 @@ class GgufKeys:
     def name_of(self, key: str) -> str:
         """A key of the architecture as the file has it."""
         return f"{self.architecture}.{key}"
+
+    @property
+    def unread(self) -> Mapping[str, Value]:
+        """The keys of the architecture that nobody has asked for, without its name."""
+        prefix = self.name_of("")
+        unread = self.metadata.unread.items()
+        return {key.removeprefix(prefix): value for key, value in unread if key.startswith(prefix)}
 
     def of_model(self, key: str) -> int | float | str | bool | None:
         """A value of the architecture, if it is there: one for the model, or one that is the same in all layers.

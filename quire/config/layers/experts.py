@@ -511,6 +511,7 @@ def num_experts_of(
     Raises: ConfigError also for keys of another kind of routing, which the family does not have.
     """
     check_only(keys, "scoring_func", *scoring)
+    keys.check_alike(*spellings)
     groups = keys.raw.get("n_group")
     if not has_groups and groups not in (None, 1):
         keys.refuse("n_group", groups, "must be 1: routing by groups of experts is not built for this family")
@@ -526,6 +527,7 @@ def check_only(keys: ConfigKeys, name: str, *known: str) -> None:
 
 def num_chosen_of(keys: ConfigKeys, num_experts: int, *spellings: str) -> int:
     """Experts of a token. Raises: ConfigError for more than there are."""
+    keys.check_alike(*spellings)
     chosen = keys.count(*spellings)
     if chosen > num_experts:
         keys.refuse(spellings[0], chosen, f"must be at most the number of experts, {num_experts}")

@@ -32,7 +32,20 @@ def _gptq(format: StoredFormat, stored: Stored) -> QuantizedRows:
     zeros = along_rows(stored["qzeros"], bits) if not format.is_v1 else _one_more(stored["qzeros"], bits)
     scales = stored["scales"].t().to(torch.float32)
     values, order = _in_groups(format, values, stored.get("g_idx"))
-    return _grouped(format, values, scales, signed(zeros.t(), bits), order)
+    zeros = signed(zeros.t(), bits)
+    _check_version(format, zeros)
+    return _grouped(format, values, scales, zeros, order)
+
+
+def _check_version(format: StoredFormat, zeros: Tensor) -> None:
+    """Refuse zero points that config.json denies and that are none in the other version of the format.
+
+    Raises: CheckpointError.
+    """
+    said, other = ("gptq", "gptq_v2") if format.is_v1 else ("gptq_v2", "gptq")
+    if not format.has_zero_points and bool((zeros == (1 if format.is_v1 else -1)).all()):
+        problem = f"has no zero points as {other} stores them, and is read as {said} (checkpoint_format)"
+        raise refuse(format.name, problem)
 
 
 def _one_more(words: Tensor, bits: int) -> Tensor:
