@@ -1,7 +1,7 @@
 // Elementwise ops, cut into pieces of 64 KiB or less.
 #include "arguments.h"
 #include "kernels.h"
-#include "threads.h"
+#include "runtime/threads.h"
 
 namespace qr {
 namespace {

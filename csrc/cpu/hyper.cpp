@@ -1,7 +1,7 @@
 // Hyper-connections: the streams of each token, read and written around the halves of a layer.
 #include "arguments.h"
 #include "kernels.h"
-#include "threads.h"
+#include "runtime/threads.h"
 
 using namespace qr;
 

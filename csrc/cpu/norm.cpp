@@ -1,7 +1,7 @@
 // Norms: rows are cut into pieces of some 64 KiB; a decode step's few rows run on the calling thread.
 #include "arguments.h"
 #include "kernels.h"
-#include "threads.h"
+#include "runtime/threads.h"
 
 namespace qr {
 namespace {

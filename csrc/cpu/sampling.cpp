@@ -7,7 +7,7 @@
 
 #include "arguments.h"
 #include "kernels.h"
-#include "threads.h"
+#include "runtime/threads.h"
 
 namespace qr {
 namespace {

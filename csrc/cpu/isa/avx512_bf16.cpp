@@ -3,7 +3,7 @@
 #include "../kernels/gemm/gemm_bf16_compact.h"
 #include "../kernels/quantized/gemm_float8_bf16.h"
 #include "../kernels/norm.h"
-#include "../kernels/rotary.h"
+#include "../kernels/attention/rotary.h"
 
 namespace qr {
 

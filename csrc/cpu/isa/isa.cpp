@@ -2,7 +2,7 @@
 #include <atomic>
 
 #include "probe.h"
-#include "../threads.h"
+#include "../runtime/threads.h"
 
 namespace qr {
 namespace {

@@ -3,20 +3,20 @@
 
 #include "attention/attention_float.h"
 #include "quantized/blocks.h"
-#include "block_selection.h"
+#include "attention/block_selection.h"
 #include "elementwise.h"
-#include "entries.h"
-#include "gated_recurrence.h"
+#include "attention/entries.h"
+#include "recurrent/gated_recurrence.h"
 #include "gemm/gemm.h"
 #include "hyper.h"
 #include "quantized/gemm_float8.h"
 #include "quantized/gemm_quantized.h"
 #include "norm.h"
 #include "quantized/quantize.h"
-#include "recurrence.h"
-#include "rotary.h"
+#include "recurrent/recurrence.h"
+#include "attention/rotary.h"
 #include "sampling.h"
-#include "selection.h"
+#include "attention/selection.h"
 
 namespace qr {
 namespace {

@@ -39,7 +39,7 @@ PTR, I32, I64, F32, F64 = c_void_p, c_int32, c_int64, c_float, c_double
 STATES: Final = (PTR, I64, I64, PTR, PTR, PTR, I64)
 """Where the states of a step's sequences lie."""
 SIGNATURES: Final[dict[str, tuple[Any, ...]]] = {
-    # name: (result, arguments...); see csrc/include/quire_cpu.h
+    # name: (result, arguments...); see csrc/include/quire_cpu/
     "qr_abi_version": (I32,),
     "qr_isas": (c_uint32,),
     "qr_init": (I32, I32, I32),

@@ -3,8 +3,8 @@
 
 #include <type_traits>
 
-#include "../../threads.h"
-#include "../cache.h"
+#include "../../runtime/threads.h"
+#include "cache.h"
 #include "../gemm/gemm.h"
 
 namespace qr {

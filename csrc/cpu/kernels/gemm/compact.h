@@ -3,7 +3,7 @@
 
 #include <cstring>
 
-#include "../../compact.h"
+#include "../../products/compact.h"
 #include "../simd.h"
 
 namespace qr {

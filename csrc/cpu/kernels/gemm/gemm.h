@@ -12,7 +12,7 @@
 #include <type_traits>
 
 #include "../../kernels.h"
-#include "../../threads.h"
+#include "../../runtime/threads.h"
 #include "compact.h"
 #include "../sampling.h"
 #include "../simd.h"

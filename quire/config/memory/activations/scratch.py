@@ -52,7 +52,7 @@ def _one_by_one_bytes(arch: ModelArch, experts: ExpertsSpec, dtype: str, num_tok
 
 
 WAVE_BYTES = 16 << 20
-"""What a wave of experts works with, unless one batch takes more (`kWaveBytes` in csrc/cpu/experts.cpp)."""
+"""What a wave of experts works with, unless one batch takes more (`kWaveBytes` in csrc/cpu/products/experts.cpp)."""
 BATCH_ROWS = 512
 """Rows of an expert that a wave takes at most (`kMostRows` there)."""
 JOB_BYTES = 2048
@@ -71,7 +71,7 @@ def _native_bytes(arch: ModelArch, experts: ExpertsSpec, dtype: str, num_tokens:
 
 
 def _kept(num_bytes: int) -> int:
-    """Scratch takes a quarter more than it is asked for, in whole huge pages (`scratch` in csrc/cpu/threads.cpp)."""
+    """Scratch takes a quarter more than it is asked for, in whole huge pages (`scratch` in csrc/cpu/runtime/threads.cpp)."""
     return round_up(num_bytes + num_bytes // 4, 2 << 20)
 
 
@@ -141,7 +141,7 @@ def _ngram_bytes(mixer: NGramSpec, num_tokens: int, num_seqs: int) -> int:
 
 SELECTION_BYTES = 8 << 20
 """What the scores, or the gathered pages, of the tokens of a wave take, unless one token's take more (`kWaveBytes` in
-csrc/cpu/steps.h)."""
+csrc/cpu/attention/steps.h)."""
 
 
 def selection_bytes(arch: ModelArch, num_tokens: int, max_model_len: int, block_bytes: int, block_size: int) -> int:

@@ -1,4 +1,4 @@
-"""Pages of keys and values; `csrc/cpu/cache.cpp`."""
+"""Pages of keys and values; `csrc/cpu/attention/cache.cpp`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compressed attention and hyper-connections; `csrc/cpu/compressed.cpp`, `entries.cpp` and `hyper.cpp` there.
+"""Compressed attention and hyper-connections; `csrc/cpu/attention/compressed.cpp`, `entries.cpp` and `hyper.cpp` there.
 
 Attention of heads that no page holds is plain torch on one thread.
 """

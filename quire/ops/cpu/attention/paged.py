@@ -1,4 +1,4 @@
-"""Paged attention; `csrc/cpu/attention.cpp`."""
+"""Paged attention; `csrc/cpu/attention/attention.cpp`."""
 
 from __future__ import annotations
 

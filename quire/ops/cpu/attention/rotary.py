@@ -1,4 +1,4 @@
-"""From the QKV projection to query and cache; `csrc/cpu/rotary.cpp`."""
+"""From the QKV projection to query and cache; `csrc/cpu/attention/rotary.cpp`."""
 
 from __future__ import annotations
 

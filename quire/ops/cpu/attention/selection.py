@@ -1,4 +1,4 @@
-"""Attention over what an indexer chooses: tokens (`csrc/cpu/selection.cpp`), or blocks (`block_selection.cpp` there),
+"""Attention over what an indexer chooses: tokens (`csrc/cpu/attention/selection.cpp`), or blocks (`block_selection.cpp` there),
 which are attended to as a context of their own for each token.
 """
 

@@ -1,4 +1,4 @@
-"""Weights in the blocks of GGUF files, taken apart natively; `csrc/cpu/blocks.cpp`."""
+"""Weights in the blocks of GGUF files, taken apart natively; `csrc/cpu/products/blocks.cpp`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows of tables of embeddings; `csrc/cpu/cache.cpp`."""
+"""Rows of tables of embeddings; `csrc/cpu/attention/cache.cpp`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A mixture of experts as one op; `csrc/cpu/experts.cpp`.
+"""A mixture of experts as one op; `csrc/cpu/products/experts.cpp`.
 
 The library reads weights and routing from structures of 8-byte words (`quire_cpu.h`), which are written once.
 """

@@ -1,4 +1,4 @@
-"""Linear layers over packed weights; `csrc/cpu/gemm.cpp`."""
+"""Linear layers over packed weights; `csrc/cpu/products/gemm.cpp`."""
 
 from __future__ import annotations
 

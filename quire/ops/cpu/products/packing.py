@@ -1,4 +1,4 @@
-"""Dense weights repacked into streaming order; `csrc/cpu/gemm.cpp`."""
+"""Dense weights repacked into streaming order; `csrc/cpu/products/gemm.cpp`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recurrent layers; `csrc/cpu/recurrence.cpp`. What lies between their ops is in float32."""
+"""Recurrent layers; `csrc/cpu/recurrent/recurrence.cpp`. What lies between their ops is in float32."""
 
 from __future__ import annotations
 

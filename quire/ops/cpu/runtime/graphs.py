@@ -1,4 +1,4 @@
-"""Recorded runs of ops, replayed by one call; `csrc/cpu/graph.cpp`."""
+"""Recorded runs of ops, replayed by one call; `csrc/cpu/runtime/graph.cpp`."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@
 // numbers exactly, and the slot's scale multiplies the sum, which it may, being above zero.
 #pragma once
 
-#include "attention/attention_float.h"
+#include "attention_float.h"
 
 namespace qr {
 namespace {

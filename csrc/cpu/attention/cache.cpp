@@ -1,9 +1,9 @@
 // Pages of keys and values, and rows of tables: memory that is moved, not computed with.
 #include <cstring>
 
-#include "arguments.h"
-#include "kernels/cache.h"
-#include "threads.h"
+#include "../arguments.h"
+#include "../kernels/attention/cache.h"
+#include "../runtime/threads.h"
 
 using namespace qr;
 

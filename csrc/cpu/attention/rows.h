@@ -1,7 +1,7 @@
 // Caches of rows, as qr_store_rows writes them, and where those of the sequences of a step are.
 #pragma once
 
-#include "arguments.h"
+#include "../arguments.h"
 #include "steps.h"
 
 namespace qr {

@@ -2,7 +2,7 @@
 // In float32, feature by feature, tokens in order; rounded once.
 #pragma once
 
-#include "norm.h"
+#include "../norm.h"
 #include "rotary.h"
 
 namespace qr {

@@ -1,9 +1,9 @@
 // What linear layers over dense weights (gemm.cpp) and over quantised ones (gemm_quantized.cpp, quantize.cpp) share.
 #pragma once
 
-#include "arguments.h"
-#include "kernels.h"
-#include "threads.h"
+#include "../arguments.h"
+#include "../kernels.h"
+#include "../runtime/threads.h"
 
 namespace qr {
 

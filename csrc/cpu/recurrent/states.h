@@ -6,9 +6,9 @@
 #include <atomic>
 #include <cstring>
 
-#include "arguments.h"
-#include "kernels.h"
-#include "threads.h"
+#include "../arguments.h"
+#include "../kernels.h"
+#include "../runtime/threads.h"
 
 namespace qr {
 

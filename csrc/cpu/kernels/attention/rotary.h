@@ -3,9 +3,9 @@
 
 #include <type_traits>
 
-#include "float8.h"
-#include "gemm/gemm.h"
-#include "norm.h"
+#include "../float8.h"
+#include "../gemm/gemm.h"
+#include "../norm.h"
 #include "slots.h"
 
 namespace qr {

@@ -1,9 +1,9 @@
 // Linear layers: packing, choice of kernel, and how the work is cut into pieces.
 #include "gemm.h"
 
-#include "arguments.h"
+#include "../arguments.h"
 #include "compact.h"
-#include "elements.h"
+#include "../elements.h"
 
 #include <algorithm>
 #include <atomic>

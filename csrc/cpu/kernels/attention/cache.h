@@ -12,7 +12,7 @@
 // Values are read in whole vectors and tiles, up to kCacheSlack bytes past a page.
 #pragma once
 
-#include "../kernels.h"
+#include "../../kernels.h"
 
 namespace qr {
 

@@ -5,7 +5,7 @@
 // them: a product's bits depend on nothing but query and key.
 #pragma once
 
-#include "attention/attention_float.h"
+#include "attention_float.h"
 #include "slots.h"
 
 namespace qr {

@@ -1,7 +1,7 @@
 // From QKV to query and cache: tokens are independent, but those that write the same cache lines are one piece.
-#include "arguments.h"
-#include "kernels/cache.h"
-#include "threads.h"
+#include "../arguments.h"
+#include "../kernels/attention/cache.h"
+#include "../runtime/threads.h"
 
 using namespace qr;
 

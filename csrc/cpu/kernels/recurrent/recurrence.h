@@ -4,9 +4,9 @@
 // kept in float32 between tokens as between steps, so that no cut of a sequence leaves a trace.
 #pragma once
 
-#include "../kernels.h"
-#include "norm.h"
-#include "simd.h"
+#include "../../kernels.h"
+#include "../norm.h"
+#include "../simd.h"
 
 namespace qr {
 namespace {

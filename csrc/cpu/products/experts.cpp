@@ -7,12 +7,12 @@
 #include <atomic>
 #include <cstring>
 
-#include "arguments.h"
-#include "elements.h"
+#include "../arguments.h"
+#include "../elements.h"
 #include "gemm.h"
-#include "kernels.h"
+#include "../kernels.h"
 #include "routing.h"
-#include "threads.h"
+#include "../runtime/threads.h"
 
 namespace qr {
 namespace {

@@ -5,8 +5,8 @@
 #include <cmath>
 #include <limits>
 
-#include "kernels/cache.h"
-#include "threads.h"
+#include "../kernels/attention/cache.h"
+#include "../runtime/threads.h"
 
 namespace qr {
 

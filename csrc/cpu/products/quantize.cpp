@@ -1,5 +1,5 @@
 // Quantised weights as they are stored: numbers to integers with scales, and integers to panels.
-#include "arguments.h"
+#include "../arguments.h"
 #include "gemm.h"
 #include "panels.h"
 

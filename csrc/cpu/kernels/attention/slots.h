@@ -4,7 +4,7 @@
 #include <type_traits>
 
 #include "cache.h"
-#include "simd.h"
+#include "../simd.h"
 
 namespace qr {
 namespace {

@@ -1,6 +1,6 @@
 // Linear layers over quantised weights, and over several weights side by side; layouts: kernels/quantized/gemm_quantized.h,
 // kernels/quantized/gemm_float8.h.
-#include "arguments.h"
+#include "../arguments.h"
 #include "gemm.h"
 
 #include <algorithm>

@@ -4,10 +4,10 @@
 #include <atomic>
 #include <cstring>
 
-#include "arguments.h"
-#include "gemm.h"
-#include "kernels.h"
-#include "threads.h"
+#include "../arguments.h"
+#include "../products/gemm.h"
+#include "../kernels.h"
+#include "../runtime/threads.h"
 
 using namespace qr;
 

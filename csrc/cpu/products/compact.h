@@ -16,7 +16,7 @@
 //   patch   number in the panel << 8 | upper byte, in ascending order
 #pragma once
 
-#include "kernels.h"
+#include "../kernels.h"
 
 namespace qr {
 

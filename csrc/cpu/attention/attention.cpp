@@ -2,9 +2,9 @@
 // one sequence keeps every thread busy.
 #include <atomic>
 
-#include "arguments.h"
-#include "kernels/cache.h"
-#include "threads.h"
+#include "../arguments.h"
+#include "../kernels/attention/cache.h"
+#include "../runtime/threads.h"
 
 using namespace qr;
 

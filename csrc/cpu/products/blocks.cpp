@@ -3,8 +3,8 @@
 #include <atomic>
 #include <cstring>
 
-#include "arguments.h"
-#include "elements.h"
+#include "../arguments.h"
+#include "../elements.h"
 #include "gemm.h"
 #include "panels.h"
 

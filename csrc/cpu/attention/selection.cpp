@@ -8,7 +8,7 @@
 #include <cmath>
 #include <cstring>
 
-#include "arguments.h"
+#include "../arguments.h"
 #include "steps.h"
 
 using namespace qr;

@@ -4,8 +4,8 @@
 #include <cmath>
 #include <limits>
 
-#include "arguments.h"
-#include "threads.h"
+#include "../arguments.h"
+#include "../runtime/threads.h"
 
 namespace qr {
 namespace {
