@@ -26,6 +26,11 @@ TAG = {
         ("/v1/completions", {**COMPLETION, "truncation_side": "up"}, "truncation_side"),
         ("/v1/completions", {**COMPLETION, "truncate_prompt_tokens": -2}, "truncate_prompt_tokens"),
         ("/v1/messages", {**CHAT, "stop": ["a"], "stop_sequences": ["b"]}, "stop and stop_sequences"),
+        (
+            "/v1/messages",
+            {**CHAT, "messages": [{"role": "system", "content": [{"type": "tool_result", "tool_use_id": "a"}]}]},
+            "messages[0].role must be user",
+        ),
         ("/tokenize", {"messages": MESSAGES, "add_special_tokens": True}, "add_special_tokens"),
         (
             "/v1/chat/completions",
