@@ -60,8 +60,8 @@ class Earlier:
         return self.custom_ids.keys() - self.failed
 
 
-def open_input(name: str) -> IO[bytes]:
-    """The input file, which is read more than once; what comes through a pipe is stored first.
+def open_input(name: str, flag: str = "--input-file") -> IO[bytes]:
+    """The input file, which is read more than once; what comes through a pipe is stored first. `flag` named it.
 
     Raises: ConfigError.
     """
@@ -73,7 +73,7 @@ def open_input(name: str) -> IO[bytes]:
                 shutil.copyfileobj(file, stored)
             return stored
     except (OSError, ValueError) as error:
-        raise ConfigError(f"--input-file {name} cannot be read: {reason_of(error)}") from None
+        raise ConfigError(f"{flag} {name} cannot be read: {reason_of(error)}") from None
     return file
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from quire.cli.client.credentials import KEY_HELP
 from quire.config.flags.knobs import whole_number
+from quire.config.json_file import read_all
 from quire.errors import InvalidParameter
 from quire.sampling_params import RequestOutputKind, SamplingParams
 
@@ -19,6 +20,9 @@ NUMBERS = {
     "frequency_penalty": "push away tokens by how often they occurred",
     "repetition_penalty": "divide the logits of tokens that occurred",
 }
+
+MAX_SCHEMA_BYTES = 1 << 20
+"""Of a file with a JSON Schema; what may be in it has its own limit in characters."""
 
 
 def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
@@ -58,8 +62,9 @@ def sampling_fields(args: argparse.Namespace) -> dict[str, Any]:
 def _form(args: argparse.Namespace) -> dict[str, Any] | None:
     if args.json_schema is not None:
         try:
-            return {"json": args.json_schema.read_text(encoding="utf-8")}
-        except (OSError, UnicodeDecodeError) as error:
+            with args.json_schema.open("rb") as file:
+                return {"json": read_all(file, MAX_SCHEMA_BYTES).decode("utf-8")}
+        except (OSError, ValueError) as error:
             raise InvalidParameter(f"--json-schema {args.json_schema}: {error}", parameter="json_schema") from None
     given = {name: vars(args)[name] for name in ("regex", "choice")}
     return next(({name: value} for name, value in given.items() if value is not None), None)

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from quire.errors import ConfigError
 
@@ -48,9 +48,17 @@ def read_bounded(file: Path, most_bytes: int) -> bytes | None:
         raise ValueError("it is no regular file")
     try:
         with file.open("rb") as stream:
-            data = stream.read(most_bytes + 1)
+            return read_all(stream, most_bytes)
     except FileNotFoundError:
         return None
+
+
+def read_all(stream: IO[bytes], most_bytes: int) -> bytes:
+    """All bytes of a file or pipe.
+
+    Raises: OSError; ValueError when they are too many.
+    """
+    data = stream.read(most_bytes + 1)
     if len(data) > most_bytes:
         raise ValueError(f"it has more than {most_bytes} bytes")
     return data

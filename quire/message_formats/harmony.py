@@ -164,8 +164,7 @@ class _Messages:
         """Whether the output goes on with the header that the prompt has begun, or the prompt has written all of it."""
         spaces = yield from self._reader.spaces()
         for beginning in (self._channel, self._constrain, self._mark, "to="):
-            if (yield from self._reader.accept(beginning)):
-                self._reader.unread(beginning)
+            if (yield from self._reader.comes(beginning)):
                 return True
         self._text.put(spaces if (yield from self._reader.peek()) else "")
         return False

@@ -115,15 +115,24 @@ class Reader:
 
     def accept(self, literal: str) -> Steps[bool]:
         """Read a literal, if it comes next. Waits only while it may."""
+        return (yield from self.accepted(literal)) is not None
+
+    def comes(self, literal: str) -> Steps[bool]:
+        """Whether `accept` would read a literal. Reads nothing."""
+        read = yield from self.accepted(literal)
+        self.unread(read or "")
+        return read is not None
+
+    def accepted(self, literal: str) -> Steps[str | None]:
+        """What `accept` has read: the literal, or as much as comes of it before a cut. None: it does not come."""
         while True:
             have = self._text[self._at : self._at + len(literal)]
-            if have == literal:
-                self._at += len(literal)
-                return True
+            is_begun = self.is_cut and self.is_closed and bool(have) and literal.startswith(have)
+            if have == literal or is_begun:
+                self._at += len(have)
+                return have
             if not literal.startswith(have) or self.is_closed:
-                is_begun = self.is_cut and bool(have) and literal.startswith(have)
-                self._at += len(have) if is_begun else 0
-                return is_begun
+                return None
             yield
 
     def accept_after_spaces(self, literal: str) -> Steps[bool]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -197,3 +198,16 @@ def test_settings_keep_their_keys_to_themselves(keys: Any) -> None:
     with pytest.raises(ConfigError) as raised:
         ServerSettings(api_key=keys)
     assert SECRET not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["serve", "--config", "/dev/zero"],
+        ["replay", "/dev/zero"],
+        ["complete", "-q", "a", "--url", "http://127.0.0.1:9", "--json-schema", "/dev/zero"],
+    ],
+)
+def test_a_file_without_an_end_is_refused(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(argv) == 2
+    assert re.search(r"/dev/zero: it has more than \d+ bytes", capsys.readouterr().err)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 
 import pytest
 
 from quire.message_formats.harmony import Harmony
+from quire.message_formats.parser import MessageParser
+from quire.message_formats.parts import Message
 from quire.message_formats.thinking import in_thinking
-from tests.message_formats.reading import Reading, marked, marks_of, message_format, read_everyhow
+from tests.message_formats.reading import TOOLS, Reading, marked, marks_of, message_format, read_everyhow
 
 BOTH = message_format("openai", "openai_gptoss")
 TOKENS = Harmony.markers
@@ -24,6 +27,16 @@ def test_channels_become_thinking_text_and_calls() -> None:
     assert message.reasoning == "The user wants\nthe weather."
     assert message.text == "I will look."
     assert [(call.name, json.loads(call.arguments)) for call in message.tool_calls] == [("weather", {"city": "Rome"})]
+
+
+@pytest.mark.parametrize("tokens", [TOKENS, ()], ids=["tokens", "text"])
+def test_a_required_call_may_be_cut_anywhere(tokens: Sequence[str]) -> None:
+    marks = marks_of(BOTH, tokens)
+    text = marked(marks, CALL)
+    for length in range(len(text)):
+        parser = MessageParser(BOTH, marks, tools=TOOLS, new_id=str, calls_as_they_come=True, must_call=True)
+        parts = [*parser.feed(text[:length]), *parser.finish(is_cut=True)]
+        assert not Message.of(parts).text, text[:length]
 
 
 def test_an_answer_follows_the_thinking() -> None:

@@ -33,6 +33,8 @@ METRICS = {
 class _Delta(msgspec.Struct):
     content: str | None = None
     reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[Any] | None = None
 
 
 class _Choice(msgspec.Struct):
@@ -42,8 +44,9 @@ class _Choice(msgspec.Struct):
 
     @property
     def is_output(self) -> bool:
-        delta = self.delta
-        return bool(self.text or self.finish_reason or (delta and (delta.content or delta.reasoning_content)))
+        delta = self.delta or _Delta()
+        told = (self.text, delta.content, delta.reasoning_content, delta.reasoning, delta.tool_calls)
+        return bool(self.finish_reason or any(told))
 
 
 class _Usage(msgspec.Struct):

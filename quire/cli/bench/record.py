@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from quire.cli.output import reason_of
+from quire.cli.output import check_writable, reason_of
 from quire.cli.sampling_flags import add_server_flags
 from quire.errors import ConfigError, counted
 from quire.utils.math import cdiv
@@ -52,9 +52,9 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"--for must be above 0 and at most {MAX_SECONDS:g} seconds, got {args.seconds}")
     url = str(args.url).rstrip("/").removesuffix("/v1")
     client = HttpClient(url, headers=authorization(url, args.api_key))
+    check_writable("--output", args.output)
     try:
-        with open(os.open(args.output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
-            recorder = asyncio.run(_record(client, file, args.seconds))
+        recorder = asyncio.run(_record(client, args.output, args.seconds))
     except OSError as error:
         raise ConfigError(f"--output {args.output} cannot be written: {reason_of(error)}") from None
     print(f"{args.output}: {recorder.summary()}", file=sys.stderr)
@@ -128,7 +128,8 @@ class Recorder:
         return "; ".join(parts)
 
 
-async def _record(client: HttpClient, file: IO[str], seconds: float | None) -> Recorder:
+async def _record(client: HttpClient, output: str, seconds: float | None) -> Recorder:
+    """The file is not touched before the server has answered."""
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
@@ -137,15 +138,23 @@ async def _record(client: HttpClient, file: IO[str], seconds: float | None) -> R
             status = await _asked(client, "")
         except ConnectionError as error:
             raise ConfigError(f"{error}; is a server running there? `quire serve` starts one") from None
-        cursor, recorder = status["finished"]["cursor"], Recorder(file, status["finished"]["now_s"])
-        until = None if seconds is None else time.monotonic() + seconds
-        print(f"recording {client.url}{'' if seconds else '; Ctrl-C ends it'}", file=sys.stderr)
-        while not stop.is_set() and (until is None or time.monotonic() < until):
-            pause_s = PAUSE_S if until is None else min(PAUSE_S, max(0.0, until - time.monotonic()))
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(stop.wait(), pause_s)
-            cursor = await _take_all(client, cursor, recorder)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+        with open(os.open(output, flags, 0o600), "w", encoding="utf-8") as file:
+            recorder = Recorder(file, status["finished"]["now_s"])
+            await _take_until(client, status["finished"]["cursor"], recorder, stop, seconds)
     return recorder
+
+
+async def _take_until(
+    client: HttpClient, cursor: str, recorder: Recorder, stop: asyncio.Event, seconds: float | None
+) -> None:
+    until = None if seconds is None else time.monotonic() + seconds
+    print(f"recording {client.url}{'' if seconds else '; Ctrl-C ends it'}", file=sys.stderr)
+    while not stop.is_set() and (until is None or time.monotonic() < until):
+        pause_s = PAUSE_S if until is None else min(PAUSE_S, max(0.0, until - time.monotonic()))
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(stop.wait(), pause_s)
+        cursor = await _take_all(client, cursor, recorder)
 
 
 async def _take_all(client: HttpClient, cursor: str, recorder: Recorder) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
 import math
 import random
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from quire.cli.batch_files import Line, open_input, read_lines
 from quire.cli.client.credentials import KEY_HELP, authorization
 from quire.cli.output import check_writable, write_json
 from quire.config.flags.knobs import json_object, whole_number
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
     from quire.cli.client.http_client import HttpClient
 
 ENDPOINTS = {"openai": "/v1/completions", "vllm": "/v1/completions", "openai-chat": "/v1/chat/completions"}
+MAX_LINE_BYTES = 16 << 20
+"""Of a file of prompts: as much as a server takes in a body."""
 RANDOM_IDS = range(10, 1000)
 """Random prompts are made of these: every model has them, and the lowest ones are often special."""
 SAMPLING = {"temperature": float, "top_p": float, "top_k": int, "min_p": float, "repetition_penalty": float}
@@ -259,21 +263,21 @@ def _random(args: argparse.Namespace) -> Iterator[Prompt]:
 def _custom(args: argparse.Namespace) -> Iterator[Prompt]:
     if args.dataset_path is None:
         raise ConfigError("--dataset-name custom needs --dataset-path FILE")
-    try:
-        lines = Path(args.dataset_path).read_text(encoding="utf-8").split("\n")
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"--dataset-path {args.dataset_path} cannot be read: {error}") from None
-    found = [_line(args, number, line) for number, line in enumerate(lines, 1) if line.strip()]
+    count = args.num_prompts + args.num_warmups
+    with open_input(args.dataset_path, "--dataset-path") as file:
+        found = [_line(args, line) for line in itertools.islice(read_lines(file, MAX_LINE_BYTES), count)]
     if not found:
         raise ConfigError(f"--dataset-path {args.dataset_path} is empty")
-    for index in range(args.num_prompts + args.num_warmups):
+    for index in range(count):
         yield found[index % len(found)]
 
 
-def _line(args: argparse.Namespace, number: int, line: str) -> Prompt:
-    place = f"{args.dataset_path}, line {number}"
+def _line(args: argparse.Namespace, line: Line) -> Prompt:
+    place = f"{args.dataset_path}, line {line.number}"
+    if line.is_too_long:
+        raise ConfigError(f"{place}: has more than {MAX_LINE_BYTES} bytes")
     try:
-        value = json.loads(line)
+        value = json.loads(line.data)
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{place}: not JSON: {error}") from None
     if not isinstance(value, dict) or ("prompt" in value) == ("messages" in value):

@@ -5,18 +5,21 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quire.cli.output import say
+from quire.cli.output import reason_of, say
 from quire.cli.terminal.answer import write_plain
 from quire.config.flags.args import EMBEDDED, EngineArgs, add_flags, from_namespace
+from quire.config.json_file import read_all
 from quire.errors import ConfigError, InvalidParameter, counted
 from quire.loader.names import has_short_form
 from quire.log import set_default_level
 
 if TYPE_CHECKING:
     from quire.engine.identity import Identity
+
+MAX_RECEIPT_BYTES = 256 << 20
+"""Of the file: the largest request that a server takes by default has a receipt of some 50 MiB."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -135,6 +138,9 @@ def _remedy(identity: Identity, problems: list[str]) -> str:
 
 def _read(name: str) -> bytes:
     try:
-        return sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
-    except OSError as error:
-        raise InvalidParameter(f"{name}: {error.strerror}; give the file of a receipt", parameter="receipt") from None
+        if name == "-":
+            return read_all(sys.stdin.buffer, MAX_RECEIPT_BYTES)
+        with open(name, "rb") as file:
+            return read_all(file, MAX_RECEIPT_BYTES)
+    except (OSError, ValueError) as error:
+        raise InvalidParameter(f"{name}: {reason_of(error)}; give the file of a receipt", parameter="receipt") from None

@@ -35,6 +35,8 @@ SETTINGS = ("served_model_name", "strict_params", "default_chat_template_kwargs"
 REQUESTS_PER_SEQUENCE = 2
 """Requests in progress per sequence that the engine runs at once: enough that it never waits for one."""
 UNBOUNDED = 2**62
+OVERLOADED = ("engine_overloaded", "rate_limit_exceeded", "server_overloaded")
+"""Codes of replies to requests that would be served if there were fewer of them."""
 
 OnReply = Callable[[dict[str, int]], None]
 """Hears the usage of each reply."""
@@ -74,6 +76,7 @@ def run(args: argparse.Namespace) -> int:
             max_concurrent_sequences=UNBOUNDED,
             max_sequences_per_request=UNBOUNDED,
             max_tokens_per_request=UNBOUNDED,
+            max_queued_work=UNBOUNDED,
         )
         failure = None
         try:
@@ -103,6 +106,10 @@ class _Batch:
         self._custom_ids = {earlier.custom_ids[number] for number in done} - {None}
         self._output = output
         self._num_safe = len(done)
+        self._num_posted = 0
+        """Requests in progress, without those that wait for others."""
+        self._num_waiting = 0
+        self._ended = asyncio.Condition()
 
     def summary(self) -> str:
         """What became of the lines, in numbers."""
@@ -156,7 +163,7 @@ class _Batch:
             out.sync()
 
     async def _work(self, app: Application, out: ReplyFile, on_reply: OnReply) -> None:
-        for line in self._todo:
+        while (line := await self._next_line()) is not None:
             reply, usage = await self._reply(app, line)
             if reply is None:
                 return
@@ -191,11 +198,35 @@ class _Batch:
         except ApiError as error:
             return {**reply, "error": {"code": error.code, "message": f"line {line.number}: {error.message}"}}, {}
         request_id = uuid.uuid4().hex
-        status, answer = await app.post(url, json.dumps(body).encode(), request_id)
-        if status == 503:
+        status, answer = await self._posted(app, url, json.dumps(body).encode(), request_id)
+        if status == 503 and not _is_for_load(answer):
             return None, {}
         reply["response"] = {"status_code": status, "request_id": request_id, "body": answer}
         return {**reply, "error": None}, answer.get("usage", {})
+
+    async def _next_line(self) -> Line | None:
+        """The next line to answer. While others wait for room none is read: it would take memory and wait, too."""
+        async with self._ended:
+            await self._ended.wait_for(lambda: not self._num_waiting)
+            return next(self._todo, None)
+
+    async def _posted(self, app: Application, url: str, body: bytes, request_id: str) -> tuple[int, dict[str, Any]]:
+        """(status, reply). What is refused for load is sent again whenever another request has ended, and the last time
+        when there is no other."""
+        was_alone = False
+        while True:
+            self._num_posted += 1
+            status, answer = await app.post(url, body, request_id)
+            self._num_posted -= 1
+            async with self._ended:
+                if not _is_for_load(answer) or was_alone:
+                    self._ended.notify_all()
+                    return status, answer
+                was_alone = not self._num_posted
+                if not was_alone:
+                    self._num_waiting += 1
+                    await self._ended.wait()
+                    self._num_waiting -= 1
 
     def _request(self, line: Line) -> tuple[str, dict[str, Any]]:
         """(url, body) of a line.
@@ -228,6 +259,12 @@ class _Batch:
         if body.get("stream"):
             raise invalid("body.stream", "a reply in a file cannot be streamed; leave stream out")
         return str(url), body
+
+
+def _is_for_load(answer: dict[str, Any]) -> bool:
+    """Whether a reply says that others take what the request needs."""
+    error = answer.get("error")
+    return isinstance(error, dict) and error.get("code") in OVERLOADED
 
 
 def _earlier(args: argparse.Namespace) -> Earlier:

@@ -6,14 +6,16 @@ import argparse
 import json
 import time
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quire.config.flags.args import EngineArgs, add_flags
 from quire.config.flags.foreign import SERVER, add_foreign_flags
 from quire.config.flags.knobs import add_knob_flags, knobs_from_namespace
+from quire.config.json_file import read_all
 from quire.errors import ConfigError, shown
 
+MAX_CONFIG_BYTES = 1 << 20
+"""Of a file with flags."""
 SHORT = {"-q": "quantization"}
 """Spellings of vLLM's that are taken and not shown."""
 
@@ -100,7 +102,8 @@ def flags_of_file(path: str) -> list[str]:
     import yaml
 
     try:
-        options = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        with open(path, "rb") as file:
+            options = yaml.safe_load(read_all(file, MAX_CONFIG_BYTES).decode("utf-8"))
     except yaml.MarkedYAMLError as error:  # its text quotes the line, which may hold a key
         line = 1 + (error.problem_mark.line if error.problem_mark else 0)
         raise ConfigError(f"--config {path}: line {line}: {error.problem}") from None

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from quire.message_formats.parts import Part
     from quire.outputs import CompletionOutput, RequestOutput
 
-
+MAX_CHARACTERS = 64 << 20
+"""Of standard input: more than any model's context holds."""
 Write = Callable[[str], None]
 """Shows a piece of an answer."""
 Read = Callable[["CompletionOutput"], "list[Part]"]
@@ -54,18 +55,24 @@ class Answer:
         )
 
 
-def read_text(read: Callable[[], str]) -> str:
-    """What `read` takes from standard input.
+def read_text(read: Callable[[int], str]) -> str:
+    """What `read` takes from standard input, of which it is asked for so many characters at most.
 
-    Raises: InvalidParameter when it is not text.
+    Raises: InvalidParameter when it is not text, or too long.
     """
     try:
-        return read()
+        text = read(MAX_CHARACTERS + 1)
     except UnicodeDecodeError as error:
         raise InvalidParameter(
             f"standard input is not valid {error.encoding} at byte {error.start}; convert it to UTF-8 first",
             parameter="prompt",
         ) from None
+    if len(text) > MAX_CHARACTERS:
+        raise InvalidParameter(
+            f"standard input has more than {MAX_CHARACTERS} characters, the limit; give a shorter prompt",
+            parameter="prompt",
+        )
+    return text
 
 
 def read_line(interactive: bool) -> str | None:

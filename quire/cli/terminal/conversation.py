@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -11,7 +13,7 @@ from quire.cli.output import reason_of, say, write_json
 from quire.cli.terminal.answer import Answer, Write
 from quire.cli.terminal.markdown import create_display
 from quire.cli.tools.calls import RunCall, has_calls, run_calls, written_call
-from quire.config.json_file import parse_json
+from quire.config.json_file import parse_json, read_bounded
 from quire.errors import InvalidParameter, RequestError, counted
 from quire.inputs import ChatMessage
 from quire.message_formats.parts import ToolCall
@@ -35,6 +37,8 @@ COMMANDS = {
     "/stats": "show numbers after each answer, or stop it",
     "/quit": "leave, as does Ctrl-D",
 }
+MAX_SAVED_BYTES = 16 << 20
+"""Of a file that is loaded: as much as a server takes in a body."""
 MAX_ROUNDS = 4
 """Of calls for one question; then the model has to answer."""
 NOT_SHOWN = (
@@ -188,19 +192,24 @@ class Conversation:
             "messages": self.turns,
         }
         try:
-            write_json(Path(name or ".").expanduser(), saved)
+            write_json(_file(name), saved)
             say(f"{counted(len(self.turns), 'message')} written to {name}")
-        except OSError as error:
+        except (OSError, ValueError) as error:
             say(f"{name or 'no file given'}: {reason_of(error)}")
 
     def _do_load(self, name: str) -> None:
         try:
-            saved = parse_json(Path(name).expanduser().read_bytes())
+            data = read_bounded(_file(name), MAX_SAVED_BYTES)
+            if data is None:
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+        except (OSError, ValueError) as error:
+            say(f"{name or 'no file given'}: {reason_of(error)}")
+            return
+        try:
+            saved = parse_json(data)
             turns = [_message(turn) for turn in saved["messages"]]
             system, settings = saved.get("system"), dict(saved.get("settings") or {})
             _check_settings(settings)
-        except OSError as error:
-            say(f"{name or 'no file given'}: {reason_of(error)}")
         except (ValueError, LookupError, TypeError, AttributeError, RequestError):
             say(f"{name} holds no conversation that /save wrote; nothing was changed")
         else:
@@ -221,6 +230,14 @@ class Conversation:
     def _do_stats(self, _: str) -> None:
         self.show_stats = not self.show_stats
         say(f"numbers are {'shown' if self.show_stats else 'not shown'} after each answer")
+
+
+def _file(name: str) -> Path:
+    """Raises: OSError for the home of a user that there is not."""
+    try:
+        return Path(name or ".").expanduser()
+    except RuntimeError as error:
+        raise FileNotFoundError(errno.ENOENT, str(error)) from None
 
 
 def _check_settings(settings: Mapping[str, Any]) -> None:

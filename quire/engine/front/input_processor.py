@@ -11,7 +11,7 @@ from threading import Lock
 from typing import Any
 
 from quire.config.engine import QuireConfig
-from quire.engine.front.thinking import gate_in_force
+from quire.engine.front.thinking import gate_in_force, gate_with_thinking
 from quire.errors import InvalidParameter, PromptTooLong, UnsupportedFeature, counted, shown
 from quire.inputs import PromptType
 from quire.messages.request import MAX_PRIORITY, EngineCoreRequest
@@ -142,6 +142,14 @@ class InputProcessor:
             return grammar if gate is None else replace(grammar, gate=gate)
         is_limited = gate is not None and gate.thinking is not None and gate.thinking.budget is not None
         return Grammar(text="", backend=self.config.decoding_config.backend, gate=gate) if is_limited else None
+
+    def self_contained(self, params: SamplingParams, prompt_token_ids: Sequence[int]) -> SamplingParams:
+        """The same parameters for an engine that was not told how the model marks its thinking.
+
+        Raises: UnsupportedFeature.
+        """
+        gate = gate_with_thinking(params, self.thinking, prompt_token_ids, self._text_of)
+        return params if gate is params.gate else params.clone(gate=gate)
 
     def _text_of(self, token_ids: Sequence[int]) -> str:
         """The text of a prompt, special tokens included."""

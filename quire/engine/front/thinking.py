@@ -23,14 +23,28 @@ def gate_in_force(
 
     Raises: UnsupportedFeature, InvalidParameter.
     """
-    gate, budget = params.gate, params.thinking_token_budget
-    if budget is None:
+    gate, budget = gate_with_thinking(params, known, prompt_token_ids, decode), params.thinking_token_budget
+    if gate is None or gate.thinking is None or budget is None:
         return gate
-    thinking = None if gate is None else gate.thinking
-    if thinking is None:
-        thinking = _of_prompt(known, prompt_token_ids, decode)
+    thinking = gate.thinking
     limited = replace(thinking, budget=budget, forced=thinking.forced or _end_of(thinking))
-    return replace(gate or Gate(), thinking=limited)
+    return replace(gate, thinking=limited)
+
+
+def gate_with_thinking(
+    params: SamplingParams,
+    known: Thinking | None,
+    prompt_token_ids: Sequence[int],
+    decode: Callable[[Sequence[int]], str],
+) -> Gate | None:
+    """The gate of a request, which says how the model marks its thinking where a budget counts.
+
+    Raises: UnsupportedFeature.
+    """
+    gate = params.gate
+    if params.thinking_token_budget is None or (gate is not None and gate.thinking is not None):
+        return gate
+    return replace(gate or Gate(), thinking=_of_prompt(known, prompt_token_ids, decode))
 
 
 def _of_prompt(

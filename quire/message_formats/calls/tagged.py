@@ -271,9 +271,10 @@ class TaggedCalls:
         reader, marks = source.reader, source.marks
         if marker == marks(self.key[0]):
             name = yield from reader.matching(_KEY)
-            is_whole = yield from reader.accept(marks(self.key[1]))
+            behind = yield from reader.accepted(marks(self.key[1]))
+            is_whole = behind is not None
             follows = said.ends_in_line or (is_whole and (yield from self._is_written_on(source)))
-            reader.unread(name + (marks(self.key[1]) if is_whole else ""))
+            reader.unread(name + (behind or ""))
             may_follow = is_whole and name.strip() not in known and has_parameter(tool, name.strip())
             if follows and not may_follow:
                 raise Malformed
@@ -283,9 +284,7 @@ class TaggedCalls:
         spaces = yield from reader.spaces()
         is_end = not (yield from reader.peek())
         for tag in (self.end, self.name[0]) if self.call_end else (self.begin,):
-            if tag and not is_end and (yield from reader.accept(marks(tag))):
-                reader.unread(marks(tag))
-                is_end = True
+            is_end = is_end or bool(tag and (yield from reader.comes(marks(tag))))
         reader.unread(spaces)
         return is_end
 
@@ -298,9 +297,7 @@ class TaggedCalls:
         is_there = False
         begins = () if self.type_of is None else (self.type_of[0],)
         for literal in (*map(marks, (self.value[0], *begins)), *(marks(kind) for kind, _ in self.kinds)):
-            if literal and not is_there and (yield from reader.accept(literal)):
-                reader.unread(literal)
-                is_there = True
+            is_there = is_there or bool(literal and (yield from reader.comes(literal)))
         reader.unread(spaces)
         return is_there
 

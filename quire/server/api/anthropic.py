@@ -15,8 +15,9 @@ from quire.message_formats.parts import Part, Reasoning
 from quire.outputs import CompletionOutput, RequestOutput
 from quire.server.api.anthropic_messages import Messages, blocks_of, delta_of, opened, tools_of
 from quire.server.api.chat import Conversation, converse
+from quire.server.api.constraints import form_beside
 from quire.server.api.generation import Generation
-from quire.server.api.message_reader import MessageReader, check_thinks, thinking_kwargs
+from quire.server.api.message_reader import MessageReader, check_thinks, thinking_kwargs, thinks_anyway
 from quire.server.api.output_form import Form, anthropic_form
 from quire.server.api.params import ONE_ANSWER, REFUSED, Refusal, check_fields, sampling_params
 from quire.server.api.prompts import chat_text
@@ -35,7 +36,7 @@ from quire.server.http.errors import invalid
 from quire.server.http.replies import Encode, piece_of
 from quire.server.http.streaming import STREAMED, EventStream, encode, event, json_reply, unless_gone
 from quire.server.service import Context, Service, context_of
-from quire.tokenizer.unread_fields import unknown_in
+from quire.tokenizer.unread_fields import Unknown, unknown_in
 
 _NAMES = {"stop": "stop_sequences", "thinking_token_budget": "thinking.budget_tokens"}
 """What the other APIs call a field -> what this one does."""
@@ -105,7 +106,7 @@ def _prompt_of(service: Service, body: CountTokensRequest) -> tuple[str, list[in
     for place, form in _forms(body):
         anthropic_form(form, place)
     messages, tools = Messages(body), tools_of(body)
-    unknown = warn_of([*tools.unknown, *messages.unknown], service)
+    unknown = warn_of([*_unknown_in_forms(body), *tools.unknown, *messages.unknown], service)
     with messages.named():
         text, ids, warnings = chat_text(
             service, messages.messages, _fields(service, body), tools, place_of=messages.place_of
@@ -127,9 +128,10 @@ class _Reply:
             "model": model,
         }
         self._warnings = check_fields(body, service, refused=_REFUSED)
-        for place, form in _forms(body):
-            self._warnings += warn_of(unknown_in(form, place, ("type", *OF_SCHEMA)), service)
+        self._warnings += warn_of(_unknown_in_forms(body), service)
         self._tools = tools_of(body)
+        if body.thinking is not None and body.thinking.type != "enabled" and body.thinking.budget_tokens is not None:
+            self._warnings.append(f"thinking.budget_tokens has no effect with the type {shown(body.thinking.type)}")
         self._shows_thinking = body.thinking is None or body.thinking.type != "disabled"
         if body.stop is not None and body.stop_sequences is not None:
             raise invalid("stop", "stop and stop_sequences mean the same; give one of them.")
@@ -221,11 +223,14 @@ class _Reply:
         body = self._body
         translated = self._translated()
         fields = body.model_copy(update=translated)
+        form, warnings = form_beside(self._tools, self._form())
+        self._warnings += warnings
         make_params = partial(
-            sampling_params, self._service, fields, max_tokens=body.max_tokens, stream=stream, form=self._form()
+            sampling_params, self._service, fields, max_tokens=body.max_tokens, stream=stream, form=form
         )
         messages = await self._service.work.run(Messages, body)
         self._warnings += warn_of(messages.unknown, self._service)
+        self._warnings += thinks_anyway(self._service, _thinks(self._service, body), "thinking.type disabled")
         with messages.named():
             return await converse(
                 self._service,
@@ -244,6 +249,10 @@ class _Reply:
 def _forms(body: CountTokensRequest) -> list[tuple[str, Any]]:
     in_config = None if body.output_config is None else body.output_config.format
     return [("output_config.format", in_config), ("output_format", body.output_format)]
+
+
+def _unknown_in_forms(body: CountTokensRequest) -> list[Unknown]:
+    return [field for place, form in _forms(body) for field in unknown_in(form, place, ("type", *OF_SCHEMA))]
 
 
 def _event(kind: str, fields: dict[str, Any], write: Encode = encode) -> bytes:

@@ -14,7 +14,7 @@ from quire.server.api.message_reader import input_of
 from quire.server.api.protocol.anthropic import CountTokensRequest
 from quire.server.api.tools import NO_TOOLS, Choice, ToolUse, check_count, read_tool, tool_use
 from quire.server.http.errors import ApiError, invalid, renamed
-from quire.tokenizer.unread_fields import Unknown, unknown_in
+from quire.tokenizer.unread_fields import OF_MESSAGE, SENT_BACK, Unknown, unknown_in
 
 _PATH = re.compile(r"messages\[([0-9]{1,6})\](.*)", re.DOTALL)
 _BLOCK = re.compile(r"\.content\[([0-9]{1,6})\](.*)", re.DOTALL)
@@ -94,6 +94,7 @@ class Messages:
             where = f"{place}.content[{index}]"
             match _kind(block, where):
                 case "thinking":
+                    self.unknown += unknown_in(block, where, ("type", "thinking", "signature", "cache_control"))
                     thoughts.append(_text(block, "thinking", where))
                 case "tool_use":
                     self.unknown += unknown_in(block, where, ("type", "id", "name", "input", "cache_control", "caller"))
@@ -109,6 +110,10 @@ class Messages:
 
     def _add_user(self, message: dict[str, Any], blocks: Sequence[Any], place: str) -> None:
         """Results of tools are messages of their own, before what the user says."""
+        role = message.get("role")
+        if role != "user":
+            where = f"{place}.role"
+            raise invalid(where, f"{where} must be user, or assistant, beside such blocks; got {shown(role)}.")
         texts = {}
         for index, block in enumerate(blocks):
             where = f"{place}.content[{index}]"
@@ -128,6 +133,8 @@ class Messages:
             self._add({**result, "content": "" if content is None else content}, _Place(where, f"{where}.content"))
         if texts:
             self._add({**message, "content": [*texts.values()]}, _Place(place, f"{place}.content", [*texts]))
+        else:
+            self.unknown += unknown_in(message, place, (*OF_MESSAGE, *SENT_BACK))
 
 
 def _kind(block: Any, place: str) -> Any:

@@ -15,7 +15,7 @@ from starlette.responses import Response
 from quire.message_formats.parts import CallArguments, CallStart, Message, Part, Reasoning, Text, ToolCall
 from quire.outputs import CompletionOutput, RequestOutput
 from quire.sampling_params import SamplingParams
-from quire.server.api.constraints import constrained
+from quire.server.api.constraints import constrained, form_beside
 from quire.server.api.generation import Generation
 from quire.server.api.logprobs import ChatLogprobsWriter, num_new, num_numbers, prompt_logprobs
 from quire.server.api.message_reader import MessageReader, Reading, reading_of
@@ -157,6 +157,8 @@ class _Reply:
         self._tools = openai_tools(body.tools, body.tool_choice, parallel=body.parallel_tool_calls)
         self._role = service.settings.response_role
         self._echo = self._echoed()
+        if body.echo and not self._echo:
+            self._warnings.append(f"echo has no effect: the last message is no text of the role {self._role!r}")
         self._logprobs = ChatLogprobsWriter(
             service.engine.tokenizer, body.top_logprobs or 0, as_ids=tokens_as_ids(body, service.settings)
         )
@@ -231,6 +233,8 @@ class _Reply:
     async def _prepare(self, *, stream: bool) -> Conversation:
         body = self._body
         length = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+        form, warnings = form_beside(self._tools, form_of(body.structured_outputs, body.response_format))
+        self._warnings += warnings
         make_params = partial(
             sampling_params,
             self._service,
@@ -240,7 +244,7 @@ class _Reply:
             branching=branches(body),
             logprobs=(body.top_logprobs or 0) if body.logprobs else None,
             prompt_logprobs=body.prompt_logprobs,
-            form=form_of(body.structured_outputs, body.response_format),
+            form=form,
         )
         return await converse(
             self._service,

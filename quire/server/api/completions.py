@@ -144,7 +144,10 @@ class _Reply:
             yield await piece_of(self._service.work, write, generation.size_of_extras)
 
     async def _prepare(self, *, stream: bool) -> tuple[Generation, SamplingParams]:
-        params, prompts = await self._service.work.run(self._prompts, stream=stream)
+        return await self._service.work.run(self._generation, stream=stream)
+
+    def _generation(self, *, stream: bool) -> tuple[Generation, SamplingParams]:
+        params, prompts = self._prompts(stream=stream)
         generation = Generation(
             self._service,
             self._context,

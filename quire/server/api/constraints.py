@@ -10,7 +10,8 @@ from quire.message_formats.thinking import marked_thinking
 from quire.sampling_params import SamplingParams
 from quire.server.api.call_grammars import call_grammar, takes_triggers
 from quire.server.api.message_reader import Reading
-from quire.server.api.tools import Choice
+from quire.server.api.output_form import Form
+from quire.server.api.tools import Choice, ToolUse
 from quire.server.http.errors import invalid
 from quire.structured.checker import GrammarChecker
 from quire.structured.grammar import Gate, Marker, Thinking
@@ -40,7 +41,7 @@ def constrained(params: SamplingParams, reading: Reading, grammars: GrammarCheck
         if tools.choice is Choice.REQUIRED:
             raise invalid(
                 "tool_choice",
-                "tool_choice asks for calls, and response_format or structured_outputs for another form; send one.",
+                "tool_choice asks for calls, and structured_outputs for another form; send one.",
             )
         return _with_form(params, params.structured_outputs, reading, grammars)
     if not tools.may_call:
@@ -52,6 +53,14 @@ def constrained(params: SamplingParams, reading: Reading, grammars: GrammarCheck
             )
         return _only_read(_free(params, reading), "a grammar ends an output, and ignore_eos is set")
     return _with_calls(params, reading, grammars)
+
+
+def form_beside(tools: ToolUse, form: Form | None) -> tuple[Form | None, list[str]]:
+    """The form of an answer, and a warning where it has none: as in OpenAI's API, an answer that must be calls is no
+    text that could have the form of `response_format`."""
+    if form is None or form.place == "structured_outputs" or tools.choice is not Choice.REQUIRED:
+        return form, []
+    return None, [f"{form.place} has no effect: tool_choice asks for calls, and the answer is nothing else"]
 
 
 def _with_calls(params: SamplingParams, reading: Reading, grammars: GrammarChecker) -> Constrained:
@@ -161,8 +170,10 @@ def _with_form(
     gate = _form_gate(reading)
     alone = Constrained(params.clone(gate=gate), reading, _without_thoughts(reading, "the answer has a form"))
     syntax = reading.message_format.calls
-    if not reading.tools.may_call or syntax is None or form.kind not in ("json", "json_object"):
+    if not reading.tools.may_call or syntax is None:
         return alone
+    if form.kind not in ("json", "json_object"):
+        return _only_read(alone, f"the answer follows a {form.kind}")
     if reading.message_format.layout is not None or form != StructuredOutputsParams(
         **{form.kind: getattr(form, form.kind)}
     ):

@@ -63,8 +63,12 @@ class Generation:
         self._check_size()
         if context.wants_receipt:
             check_repeated(self._num_receipted, RECEIPT)
-        self._transcripts = [Transcript(params) for _ in prompts] if context.wants_receipt else []
+        self._transcripts = self._new_transcripts() if context.wants_receipt else []
         self._timelines = [Timeline(context.started_at) for _ in prompts] if context.wants_why else []
+
+    def _new_transcripts(self) -> list[Transcript]:
+        contained = self._service.engine.input_processor.self_contained
+        return [Transcript(contained(self._params, prompt["prompt_token_ids"])) for prompt in self._prompts]
 
     def _check_size(self) -> None:
         """Refuse a request that asks for too much at once.

@@ -183,3 +183,13 @@ def thinking_kwargs(service: Service, thinks: bool | None) -> dict[str, Any]:
     """Variables of the chat template that turn thinking on or off, those that it reads."""
     names = ("enable_thinking", "thinking")
     return {} if thinks is None else {name: thinks for name in names if name in service.chat_template.names}
+
+
+def thinks_anyway(service: Service, thinks: bool | str | None, place: str) -> list[str]:
+    """A warning where a model that thinks is asked not to, and cannot be told."""
+    if thinks is not False or service.message_format.thinking is None or thinking_kwargs(service, False):
+        return []
+    return [
+        f"{place} leaves the thinking out of the reply, and cannot turn it off: this model's chat template has no "
+        "variable for it"
+    ]

@@ -23,7 +23,14 @@ from quire.server.api.admin import check_ready
 from quire.server.api.chat import Conversation, converse
 from quire.server.api.generation import Generation
 from quire.server.api.logprobs import ChatLogprobsWriter, num_new
-from quire.server.api.message_reader import MessageReader, check_thinks, input_of, is_whole, thinking_kwargs
+from quire.server.api.message_reader import (
+    MessageReader,
+    check_thinks,
+    input_of,
+    is_whole,
+    thinking_kwargs,
+    thinks_anyway,
+)
 from quire.server.api.ollama_models import ERRORS, checked_model
 from quire.server.api.output_form import ollama_form
 from quire.server.api.params import ONE_ANSWER, REFUSED, Refusal, check_fields, other_name, sampling_params
@@ -237,6 +244,7 @@ class _Reply(ABC):
             chat_template_kwargs=thinking_kwargs(self.service, bool(thinks)) if thinks is not None else None,
             reasoning_effort=level,
         )
+        self._warnings += thinks_anyway(self.service, thinks, "think: false")
         make_params = partial(self._params, stream=stream)
         return await converse(self.service, self._context, messages, make_params, fields=fields, salt=None, tools=tools)
 
@@ -279,6 +287,9 @@ class _GenerateReply(_Reply):
         super().__init__(service, context, body)
         self._body = body
         self.asks_nothing = not body.prompt
+        self._is_plain = bool(body.raw) or not (self.service.has_conversations or body.template or body.system)
+        if self._is_plain and body.think is not None:
+            self._warnings.append("think has no effect: the prompt is sent as it is, without a chat template")
         if body.raw and (body.system or body.template):
             raise invalid("raw", "raw sends the prompt as it is; leave out system and template, or raw.")
         if body.template and not service.settings.trust_request_chat_template:
@@ -290,7 +301,7 @@ class _GenerateReply(_Reply):
     async def _prepare(self, *, stream: bool) -> Conversation:
         body = self._body
         prompt = body.prompt or ""
-        if body.raw or not (self.service.has_conversations or body.template or body.system):
+        if self._is_plain:
             return await self.service.work.run(self._raw, prompt, stream=stream)
         system = [{"role": "system", "content": body.system}] if body.system else []
         messages = [*system, {"role": "user", "content": prompt}]

@@ -76,6 +76,8 @@ def routes(service: Service) -> APIRouter:
         field = "model" if "model" in body.model_fields_set else "name"
         given = checked_model(service, getattr(body, field), is_given=field in body.model_fields_set)
         warnings = check_fields(body, service)
+        if body.verbose:
+            warnings.append("verbose has no effect: the tokens of the vocabulary are not listed")
         reply = _shown(service, given)
         return json_reply({**reply, "warnings": warnings} if warnings else reply)
 

@@ -174,6 +174,8 @@ def chat_text(
     warnings = [*unknown, *_dropped(service, messages, fields, tools)]
     if fields.reasoning_effort is not None and not {"reasoning_effort", "enable_thinking"} & template.names:
         warnings.append("reasoning_effort has no effect: this model's chat template does not read it")
+    if fields.documents and "documents" not in template.names:
+        warnings.append("documents has no effect: this model's chat template does not read it")
     for name in (fields.chat_template_kwargs or {}).keys() - template.names:
         warnings.append(f"chat_template_kwargs.{name[:64]!r} has no effect: the chat template does not read it")
     continues = bool(fields.continue_final_message)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -145,7 +145,10 @@ def openai_tools(tools: Sequence[Any] | None, choice: Any, *, parallel: bool | N
 def _unknown_flat(tools: Sequence[Any], choice: Any) -> list[Unknown]:
     found = [name for i, tool in enumerate(tools) for name in unknown_in(tool, f"tools[{i}]", {"type", *_OF_FUNCTION})]
     is_function = isinstance(choice, Mapping) and choice.get("type") == "function"
-    return found + unknown_in(choice, "tool_choice", {"type", "name"} if is_function else {"type", "mode", "tools"})
+    found += unknown_in(choice, "tool_choice", {"type", "name"} if is_function else {"type", "mode", "tools"})
+    for place, tool in _each_allowed(choice, "tool_choice"):
+        found += unknown_in(tool, place, {"type", "name"})
+    return found
 
 
 def _unknown_nested(tools: Sequence[Any], choice: Any) -> list[Unknown]:
@@ -158,7 +161,16 @@ def _unknown_nested(tools: Sequence[Any], choice: Any) -> list[Unknown]:
         known = ("name",) if kind == "function" else ("mode", "tools")
         found += unknown_in(choice, "tool_choice", ("type", kind))
         found += unknown_in(choice[kind], f"tool_choice.{kind}", known)
+        for place, tool in _each_allowed(choice[kind], f"tool_choice.{kind}"):
+            found += unknown_in(tool, place, ("type", "function"))
+            found += unknown_in(tool.get("function"), f"{place}.function", ("name",))
     return found
+
+
+def _each_allowed(given: Any, place: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The tools that a choice lists, each with its place."""
+    tools = given.get("tools", ()) if isinstance(given, Mapping) else ()
+    yield from ((f"{place}.tools[{index}]", tool) for index, tool in enumerate(tools))
 
 
 def check_count(tools: Sequence[Any]) -> None:

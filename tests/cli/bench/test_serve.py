@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from quire.cli.bench.load import Record, figures
+from quire.cli.bench.serve import MAX_LINE_BYTES
 from quire.cli.client.http_client import EventReader
 from quire.cli.main import main
 from quire.simulation.synthetic import due_times
@@ -43,6 +44,22 @@ def test_a_piece_of_several_tokens_is_one_gap_and_several_tokens() -> None:
     one = record(0.1, 0.4, num_tokens=4)
     assert one.itl == pytest.approx([0.3])
     assert one.tpot == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize(
+    "delta",
+    [
+        {"content": "a"},
+        {"reasoning": "a"},
+        {"reasoning_content": "a"},
+        {"tool_calls": [{"index": 0, "function": {"arguments": "{"}}]},
+    ],
+)
+def test_whatever_a_model_writes_is_output(delta: dict[str, object]) -> None:
+    made = Record()
+    for each in ({"role": "assistant", "content": ""}, delta):
+        made.on_data(json.dumps({"choices": [{"index": 0, "delta": each, "finish_reason": None}]}).encode())
+    assert len(made.piece_times) == 1
 
 
 @pytest.mark.parametrize("burstiness", [0.3, 1.0, 4.0])
@@ -146,6 +163,7 @@ def test_wrong_use_is_one_line_and_status_2(name: str, capfd: pytest.CaptureFixt
     ("line", "parts"),
     [
         ("{", ["line 2", "not JSON"]),
+        ("", ["line 2", f"more than {MAX_LINE_BYTES} bytes"]),
         ("[]", ["line 2", "`prompt` or `messages`"]),
         ('{"prompt": "a", "messages": []}', ["either"]),
         ('{"prompt": 5}', ["text or token ids", "got 5"]),
@@ -157,7 +175,7 @@ def test_a_wrong_line_of_a_dataset_is_named(
     line: str, parts: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "prompts.jsonl"
-    file.write_text(f'{{"prompt": "fine"}}\n{line}\n')
+    file.write_text(f'{{"prompt": "fine"}}\n{line if line else "x" * (MAX_LINE_BYTES + 1)}\n')
     assert main(["bench", "serve", "--dataset-name", "custom", "--dataset-path", str(file)]) == 2
     err = capfd.readouterr().err
     for part in parts:

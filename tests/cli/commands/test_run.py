@@ -10,6 +10,8 @@ import pytest
 
 from quire import LLM, SamplingParams
 from quire.cli.main import main
+from quire.cli.terminal.answer import MAX_CHARACTERS, read_text
+from quire.errors import InvalidParameter
 from tests.conftest import Checkpoint
 from tests.contracts.test_imports import HEAVY, modules_after
 
@@ -104,6 +106,11 @@ def test_an_empty_prompt_is_refused(prompt: str, capsys: Captured) -> None:
 @pytest.mark.parametrize("argv", [["run", " "], ["run", "hi", "--raw", "--system-prompt", "Be brief."]])
 def test_what_no_model_could_answer_is_refused_before_one_is_loaded(argv: list[str]) -> None:
     assert modules_after(f"import quire.cli.main as m\nassert m.main({argv}) == 2").isdisjoint(HEAVY)
+
+
+def test_input_without_an_end_is_refused() -> None:
+    with pytest.raises(InvalidParameter, match=f"standard input has more than {MAX_CHARACTERS} characters"):
+        read_text(lambda count: "x" * count)
 
 
 def test_both_ways_at_once_are_refused(capsys: Captured) -> None:

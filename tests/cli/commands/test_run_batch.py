@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import errno
 import json
 import os
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 
 from quire.cli.batch_files import Earlier, ReplyFile, open_input, read_earlier, read_lines
+from quire.cli.commands import run_batch
 from quire.cli.main import main
 from tests.server.conftest import Running
 
@@ -93,6 +95,24 @@ def test_every_line_is_answered_as_the_server_answers_it(
         assert found[number]["response"] is None
         assert found[number]["error"]["message"].startswith(f"line {number}: ")
         assert message in found[number]["error"]["message"]
+
+
+@pytest.mark.parametrize("limit", [None, 60_000])
+def test_lines_wait_for_each_other_where_bodies_take_more_than_there_is(
+    limit: int | None, batch: tuple[Path, Path], capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Eight are sent at once, and all bodies together may take `limit`: none with less than one takes."""
+    source, out = batch
+    source.write_text("\n".join(line(f"r{i}", **TEXT, user="x" * 1000, metadata=["y" * 40_000]) for i in range(20)))
+    parser = argparse.ArgumentParser()
+    run_batch.add_arguments(parser)
+    args = parser.parse_args(["-i", str(source), "-o", str(out), *FLAGS])
+    args.max_total_body_size = limit or 30_000  # a command line has it for servers alone
+    num_failed = 0 if limit else 20
+    assert run_batch.run(args) == bool(num_failed)
+    assert f"{20 - num_failed} succeeded, {num_failed} failed, 0 not answered" in capfd.readouterr().err
+    found = replies(out)
+    assert {reply["response"]["status_code"] for reply in found.values()} == {200 if limit else 503}
 
 
 def test_an_interrupted_run_goes_on_where_it_was(batch: tuple[Path, Path]) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from quire.cli.terminal.conversation import MAX_SAVED_BYTES
 from quire.cli.terminal.markdown import split_blocks
 
 TIMEOUT = 60
@@ -228,9 +229,14 @@ def test_a_chat_has_one_answer_and_takes_no_setting_for_others(tmp_path: Path) -
 
 def test_a_file_that_is_no_conversation_changes_nothing(tmp_path: Path) -> None:
     (tmp_path / "bad.json").write_text('{"messages": [{"role": 1}]}')
+    with (tmp_path / "large.json").open("wb") as large:
+        large.truncate(MAX_SAVED_BYTES + 1)
+    files = "".join(
+        f"/load {name}\n" for name in ("bad.json", "large.json", "/dev/zero", "none.json", "~nobody-here/x", "")
+    )
     done = subprocess.run(
         [sys.executable, "-m", "quire.cli.main", "chat"],
-        input="/load bad.json\n/show\n/set nothing 3\n/set temperature\n/regenerate\n",
+        input=f"{files}/save ~nobody-here/x\n/save a\0b\n/show\n/set nothing 3\n/set temperature\n/regenerate\n",
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -238,6 +244,12 @@ def test_a_file_that_is_no_conversation_changes_nothing(tmp_path: Path) -> None:
         check=True,
     )
     assert "bad.json holds no conversation" in done.stderr
+    assert f"large.json: it has more than {MAX_SAVED_BYTES} bytes" in done.stderr
+    assert "/dev/zero: it is no regular file" in done.stderr
+    assert "none.json: No such file or directory" in done.stderr
+    assert "no file given: it is no regular file" in done.stderr
+    assert done.stderr.count("~nobody-here/x: Could not determine home directory.") == 2
+    assert "embedded null" in done.stderr
     assert "messages: 0" in done.stderr
     assert "SamplingParams has no parameter 'nothing'" in done.stderr
     assert "there is no question to answer again" in done.stderr

@@ -11,6 +11,13 @@ from tests.server.conftest import Running, Serve
 MESSAGES = [{"role": "user", "content": "hi"}]
 COMPLETION = {"prompt": "hi", "max_tokens": 1}
 CHAT = {"messages": MESSAGES, "max_tokens": 1}
+STRICT = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}, "strict": True}}
+ONE_CALL = {"tools": [STRICT], "parallel_tool_calls": False}
+TAG = {
+    "type": "structural_tag",
+    "structures": [{"begin": "<a>", "schema": {"enum": [1]}, "end": "</a>"}],
+    "triggers": ["<a>"],
+}
 
 
 @pytest.mark.parametrize(
@@ -19,7 +26,17 @@ CHAT = {"messages": MESSAGES, "max_tokens": 1}
         ("/v1/completions", {**COMPLETION, "truncation_side": "up"}, "truncation_side"),
         ("/v1/completions", {**COMPLETION, "truncate_prompt_tokens": -2}, "truncate_prompt_tokens"),
         ("/v1/messages", {**CHAT, "stop": ["a"], "stop_sequences": ["b"]}, "stop and stop_sequences"),
+        (
+            "/v1/messages",
+            {**CHAT, "messages": [{"role": "system", "content": [{"type": "tool_result", "tool_use_id": "a"}]}]},
+            "messages[0].role must be user",
+        ),
         ("/tokenize", {"messages": MESSAGES, "add_special_tokens": True}, "add_special_tokens"),
+        (
+            "/v1/chat/completions",
+            {**CHAT, **ONE_CALL, "tool_choice": "required", "structured_outputs": {"json_object": True}},
+            "structured_outputs for another form",
+        ),
     ],
 )
 def test_what_can_have_no_effect_is_refused(server: Running, path: str, body: dict[str, Any], named: str) -> None:
@@ -34,6 +51,51 @@ def test_what_can_have_no_effect_is_refused(server: Running, path: str, body: di
         ("/v1/chat/completions", {**CHAT, "max_completion_tokens": 2}, "max_tokens has no effect"),
         ("/tokenize", {"prompt": "hi", "add_generation_prompt": True}, "add_generation_prompt has no effect"),
         ("/tokenize", {"prompt": "hi", "documents": []}, "documents has no effect"),
+        ("/v1/chat/completions", {**CHAT, "documents": [{"text": "a"}]}, "documents has no effect"),
+        ("/v1/chat/completions", {**CHAT, "echo": True}, "echo has no effect"),
+        ("/v1/chat/completions", {**CHAT, **ONE_CALL, "structured_outputs": {"choice": ["a"]}}, "strict has no effect"),
+        (
+            "/v1/chat/completions",
+            {**CHAT, **ONE_CALL, "response_format": TAG},
+            "parallel_tool_calls has no effect: calls are only read here, since the answer follows a structural_tag",
+        ),
+        (
+            "/v1/messages",
+            {**CHAT, "thinking": {"type": "disabled", "budget_tokens": 5}},
+            "thinking.budget_tokens has no effect",
+        ),
+        (
+            "/api/generate",
+            {"prompt": "hi", "raw": True, "think": False, "stream": False, "options": {"num_predict": 1}},
+            "think has no effect",
+        ),
+        ("/api/show", {"model": "quire-tiny", "verbose": True}, "verbose has no effect"),
+        (
+            "/v1/chat/completions",
+            {**CHAT, **ONE_CALL, "tool_choice": "required", "response_format": {"type": "json_object"}},
+            "response_format has no effect: tool_choice asks for calls",
+        ),
+        (
+            "/v1/responses",
+            {
+                "input": "hi",
+                "max_output_tokens": 1,
+                "tools": [{"type": "function", "name": "f"}],
+                "tool_choice": {"type": "function", "name": "f"},
+                "text": {"format": {"type": "json_object"}},
+            },
+            "text.format has no effect",
+        ),
+        (
+            "/v1/messages",
+            {
+                **CHAT,
+                "tools": [{"name": "f", "input_schema": {"type": "object"}}],
+                "tool_choice": {"type": "any"},
+                "output_config": {"format": {"type": "json_schema", "schema": {"enum": [1]}}},
+            },
+            "output_config.format.schema has no effect",
+        ),
     ],
 )
 def test_what_another_field_overrules_is_named(server: Running, path: str, body: dict[str, Any], named: str) -> None:

@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
+from quire import LLM
 from quire.cli.main import main
+from quire.engine.receipt import Receipt, Transcript, first_difference
 from tests.server.conftest import Running, Serve
 
 ASK = {"x-quire-receipt": "1"}
@@ -75,6 +77,24 @@ def test_every_api_gives_a_receipt_when_asked_and_only_then(
     assert asked.count('"receipt":') == 1
     assert "/" not in json.loads(asked[asked.index('"identity":') + 11 :].partition(',"requests"')[0])["model"]
     assert '"receipt":' not in server.client.post(path, json={**body, "stream": stream}).text
+
+
+@pytest.mark.parametrize(
+    ("parser", "path", "body"),
+    [
+        ("olmo3", "/v1/completions", {"prompt": "Why? <think>", "max_tokens": 20}),
+        ("openai_gptoss", "/v1/chat/completions", {**CHAT, "response_format": {"type": "json_object"}}),
+    ],
+)
+def test_a_budget_of_thinking_counts_in_an_engine_that_knows_no_thinking(
+    serve: Serve, tiny_llm: LLM, parser: str, path: str, body: dict[str, Any]
+) -> None:
+    with serve(reasoning_parser=parser) as server:
+        reply = server.client.post(path, json={**body, "thinking_token_budget": 5, "seed": 4}, headers=ASK).json()
+    (request,) = Receipt.from_json(json.dumps(reply).encode()).requests
+    transcript = Transcript(request.params())
+    transcript.add(tiny_llm.generate({"prompt_token_ids": request.prompt_token_ids}, request.params())[0])
+    assert first_difference(request, transcript.receipt()) is None
 
 
 def test_a_receipt_has_the_name_that_clients_know(

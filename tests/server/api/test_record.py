@@ -192,7 +192,10 @@ def test_wrong_flags(flags: list[str], tmp_path: Path, capfd: pytest.CaptureFixt
 
 
 def test_nobody_there_and_no_place_to_write(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "record", "--url", "http://127.0.0.1:9", "-o", str(tmp_path / "x")]) == 2
+    earlier = tmp_path / "x"
+    earlier.write_text("{}\n")
+    assert main(["bench", "record", "--url", "http://127.0.0.1:9", "-o", str(earlier)]) == 2
     assert "is a server running there?" in capfd.readouterr().err
+    assert earlier.read_text() == "{}\n", "an earlier recording is kept until there is something to record"
     assert main(["bench", "record", "-o", "/no/such/directory/x"]) == 2
     assert "cannot be written" in capfd.readouterr().err

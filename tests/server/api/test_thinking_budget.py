@@ -63,6 +63,20 @@ def test_a_form_without_thinking_says_so(thinking: Running, budget: int | None) 
     assert "'<think>'" in warning
 
 
+@pytest.mark.parametrize(
+    ("path", "asked"),
+    [
+        ("/v1/messages", {"max_tokens": 4, "thinking": {"type": "disabled"}}),
+        ("/api/chat", {"options": {"num_predict": 4}, "stream": False, "think": False}),
+    ],
+)
+def test_thinking_that_no_template_can_turn_off_is_warned_of(
+    thinking: Running, path: str, asked: dict[str, Any]
+) -> None:
+    reply = thinking.post(path, messages=[{"role": "user", "content": "Why?"}], **asked).json()
+    assert any("cannot turn it off" in warning for warning in reply["warnings"])
+
+
 def test_a_form_behind_thinking_that_the_client_has_begun_has_a_budget(thinking: Running) -> None:
     begun = [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "<think>"}]
     asked = {"messages": begun, "continue_final_message": True, "add_generation_prompt": False, "max_tokens": 60}

@@ -318,10 +318,14 @@ def test_a_schema_that_cannot_be_kept_is_told(client: openai.OpenAI, strict: boo
         assert any("#/properties/a" in warning for warning in reply.warnings)
 
 
-def test_calls_cannot_be_asked_for_beside_another_form(client: openai.OpenAI) -> None:
-    given: dict[str, Any] = {"model": MODEL, "messages": QUESTION, "tools": [WEATHER], "tool_choice": "required"}
-    with pytest.raises(openai.BadRequestError) as caught:
-        client.chat.completions.create(**given, response_format={"type": "json_object"})
+def test_a_required_call_has_no_other_form(client: openai.OpenAI) -> None:
+    """As in OpenAI's API: `response_format` is the form of texts, and such an answer has none."""
+    given: dict[str, Any] = {"model": MODEL, "messages": QUESTION, "tools": [FIXED], "tool_choice": "required"}
+    reply: Any = client.chat.completions.create(**given, max_tokens=200, response_format={"type": "json_object"})
+    assert reply.choices[0].message.tool_calls
+    assert any(warning.startswith("response_format has no effect") for warning in reply.warnings)
+    with pytest.raises(openai.BadRequestError, match="structured_outputs for another form") as caught:
+        client.chat.completions.create(**given, extra_body={"structured_outputs": {"json_object": True}})
     assert caught.value.param == "tool_choice"
 
 

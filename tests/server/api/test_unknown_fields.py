@@ -31,7 +31,27 @@ def response(*items: Any, **more: Any) -> tuple[str, dict[str, Any]]:
     return "/v1/responses", {"input": items or "hi", "max_output_tokens": 16, **more}
 
 
+def allowed(one: Any, **more: Any) -> dict[str, Any]:
+    """A choice among the tools of a request that has one."""
+    listed = {"mode": "auto", "tools": [one], **more}
+    return {"tools": [TOOL], "tool_choice": {"type": "allowed_tools", "allowed_tools": listed}}
+
+
+TOOL = {"type": "function", "function": {"name": "f"}}
+
+
+def messages(*more: Any) -> tuple[str, dict[str, Any]]:
+    return "/v1/messages", {"messages": [USER, *more], "max_tokens": 1}
+
+
 FLAT = {"type": "json_schema", "name": "x", "schema": SCHEMA}
+THOUGHT = {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "a"}], "summary": []}
+FLAT_CALL = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+FLAT_RESULT = {"type": "function_call_output", "call_id": "c", "output": "g"}
+USED = {"type": "tool_use", "id": "c", "name": "f", "input": {}}
+THINKING = {"type": "thinking", "thinking": "a", "signature": ""}
+RESULTS = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c", "content": "g"}]}
+TURN = {"role": "assistant", "content": [THINKING, USED]}
 UNKNOWN = [
     (chat(response_format={**form(), "shema": 1}), "response_format.shema", None),
     (chat(response_format=form(strct=True)), "response_format.json_schema.strct", "; did you mean 'strict'?"),
@@ -51,7 +71,35 @@ UNKNOWN = [
         "",
     ),
     (("/v1/messages", {"messages": [USER, {**USER, "foo": 1}], "system": "a", "max_tokens": 1}), "messages[1].foo", ""),
+    (response(USER, {**FLAT_CALL, "argument": 1}, FLAT_RESULT), "input[1].argument", "; did you mean 'arguments'?"),
+    (response(USER, FLAT_CALL, {**FLAT_RESULT, "is_error": True}), "input[2].is_error", ""),
+    (
+        response(USER, {**THOUGHT, "content": [{**THOUGHT["content"][0], "foo": 1}]}),  # type: ignore[dict-item]
+        "input[1].content[0].foo",
+        "",
+    ),
+    (messages({**TURN, "content": [{**THINKING, "foo": 1}, USED]}, RESULTS), "messages[1].content[0].foo", ""),
+    (messages(TURN, {**RESULTS, "nme": 1}), "messages[2].nme", "; did you mean 'name'?"),
     (chat({**USER, "nam": "x"}), "messages[0].nam", "; did you mean 'name'?"),
+    (chat(**allowed({**TOOL, "strict": True})), "tool_choice.allowed_tools.tools[0].strict", ""),
+    (
+        chat(**allowed({**TOOL, "function": {"name": "f", "strict": True}})),
+        "tool_choice.allowed_tools.tools[0].function.strict",
+        "",
+    ),
+    (
+        response(
+            tools=[{"type": "function", "name": "f"}],
+            tool_choice={"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "f", "x": 1}]},
+        ),
+        "tool_choice.tools[0].x",
+        "",
+    ),
+    (
+        ("/v1/messages/count_tokens", {"messages": [USER], "output_config": {"format": {**FLAT, "foo": 1}}}),
+        "output_config.format.foo",
+        "",
+    ),
     (chat({**USER, "content": [{"type": "text", "text": "a", "txet": 1}]}), "messages[0].content[0].txet", None),
     (chat(USER, {"role": "assistant", "content": "a", "function_call": {"name": "f"}}, USER), None, None),
     (called({**CALL, "foo": 1}), "messages[1].tool_calls[0].foo", ""),
@@ -117,6 +165,8 @@ KNOWN = [
         USER,
     ),
     ("/v1/messages", {"messages": [USER], "max_tokens": 1, "system": [{"type": "text", "text": "a"}]}),
+    response(USER, {**FLAT_CALL, "parsed_arguments": {}, "status": "completed"}, FLAT_RESULT),
+    messages({**TURN, "content": [USED]}, RESULTS),
 ]
 
 

@@ -15,16 +15,16 @@ from quire.server.api.message_reader import is_whole
 from quire.server.api.protocol.fields import MAX_LABEL
 from quire.server.http.errors import ApiError, invalid, renamed
 from quire.tokenizer.conversation import MAX_PARTS
+from quire.tokenizer.unread_fields import MAX_WARNINGS, SENT_BACK, Unknown, unknown_in
 
 OF_ITEMS = ("type", "id", "status")
 """Fields that only the API itself gives a message; chat templates do not see them."""
 MAX_NAME = 256
-MAX_WARNINGS = 100
 KINDS = ("message", "function_call", "function_call_output", "reasoning", "item_reference")
 _FIELDS = {
     "function_call": {*OF_ITEMS, "call_id", "name", "arguments"},
     "function_call_output": {*OF_ITEMS, "call_id", "output"},
-    "reasoning": {*OF_ITEMS, "summary", "content"},
+    "reasoning": {*OF_ITEMS, "summary", "content", "encrypted_content"},
 }
 """Fields of items that have a meaning; of a message the chat template says which do."""
 _NAMES = {"messages": "input", "prompt": "input"}
@@ -57,6 +57,8 @@ class InputReader:
     def __init__(self, instructions: str | None) -> None:
         self.messages: list[dict[str, Any]] = []
         self.warnings: list[str] = []
+        self.unknown: list[Unknown] = []
+        """Fields of items and of their parts that are not known; of messages the chat template says which are."""
         self._places: list[_Place] = []
         self._names: dict[str, str] = {}
         """Of the functions called, by call id."""
@@ -79,9 +81,9 @@ class InputReader:
             raise invalid(
                 where, f"{where} {shown(kind)} is not supported; send {', '.join(KINDS)}.", "unsupported_content"
             )
-        for name, value in item.items():
-            if kind in _FIELDS and name not in _FIELDS[kind] and value is not None:
-                self._warn(f"{place}.{name[:64]} has no effect")
+        if kind in _FIELDS:
+            given = {name: value for name, value in item.items() if value is not None}
+            self._name_unknown(unknown_in(given, place, _FIELDS[kind] | SENT_BACK))
         reader(self, item, place)
 
     def finish(self) -> list[dict[str, Any]]:
@@ -105,6 +107,9 @@ class InputReader:
     def _warn(self, warning: str) -> None:
         if len(self.warnings) < MAX_WARNINGS:
             self.warnings.append(warning)
+
+    def _name_unknown(self, found: Sequence[Unknown]) -> None:
+        self.unknown += found[: MAX_WARNINGS - len(self.unknown)]
 
     def _add(self, message: dict[str, Any], place: _Place, *, can_join: bool = False) -> None:
         self.messages.append(message)
@@ -169,8 +174,10 @@ class InputReader:
         self._add(message, _Place(place, {"content": f"{place}.output", "tool_call_id": f"{place}.call_id"}))
 
     def _reasoning(self, item: Mapping[str, Any], place: str) -> None:
-        content = _texts(item.get("content"), "reasoning_text", f"{place}.content")
-        summary = _texts(item.get("summary"), "summary_text", f"{place}.summary")
+        if item.get("encrypted_content") is not None:
+            self._warn(f"{place}.encrypted_content has no effect")
+        content = self._texts(item.get("content"), "reasoning_text", f"{place}.content")
+        summary = self._texts(item.get("summary"), "summary_text", f"{place}.summary")
         text = "\n".join(content or summary)
         if not text:
             return
@@ -178,6 +185,19 @@ class InputReader:
             self._thought = text, place
         else:
             self._thought = f"{self._thought[0]}\n{text}", self._thought[1]
+
+    def _texts(self, parts: Any, kind: str, place: str) -> list[str]:
+        """The texts of parts that are all of one type."""
+        if parts is None:
+            return []
+        if not isinstance(parts, Sequence) or isinstance(parts, str) or len(parts) > MAX_PARTS:
+            raise invalid(place, f"{place} must be an array of at most {MAX_PARTS} parts; got {shown(parts)}.")
+        for index, part in enumerate(parts):
+            where = f"{place}[{index}]"
+            if not isinstance(part, Mapping) or part.get("type") != kind or not isinstance(part.get("text"), str):
+                raise invalid(where, f"{where} must be an object of type {kind} with a text; got {shown(part)}.")
+            self._name_unknown(unknown_in(part, where, ("type", "text")))
+        return [part["text"] for part in parts]
 
 
 _READERS: Mapping[str, Callable[[InputReader, Mapping[str, Any], str], None]] = {
@@ -231,16 +251,3 @@ def _text(item: Mapping[str, Any], name: str, place: str, limit: int) -> str:
         where = f"{place}.{name}"
         raise invalid(where, f"{where} must be a string of 1 to {limit} characters; got {shown(value)}.")
     return value
-
-
-def _texts(parts: Any, kind: str, place: str) -> list[str]:
-    """The texts of parts that are all of one type."""
-    if parts is None:
-        return []
-    if not isinstance(parts, Sequence) or isinstance(parts, str) or len(parts) > MAX_PARTS:
-        raise invalid(place, f"{place} must be an array of at most {MAX_PARTS} parts; got {shown(parts)}.")
-    for index, part in enumerate(parts):
-        if not isinstance(part, Mapping) or part.get("type") != kind or not isinstance(part.get("text"), str):
-            where = f"{place}[{index}]"
-            raise invalid(where, f"{where} must be an object of type {kind} with a text; got {shown(part)}.")
-    return [part["text"] for part in parts]

@@ -15,6 +15,7 @@ from quire.message_formats.parts import Part, Text
 from quire.outputs import CompletionOutput, RequestOutput
 from quire.sampling_params import SamplingParams
 from quire.server.api.chat import Conversation, converse
+from quire.server.api.constraints import form_beside
 from quire.server.api.generation import Generation
 from quire.server.api.logprobs import ChatLogprobsWriter, num_new
 from quire.server.api.message_reader import MessageReader
@@ -25,13 +26,11 @@ from quire.server.api.responses.conversation import find_input, stored
 from quire.server.api.responses.output_items import Event, OutputItems, merged
 from quire.server.api.responses.request import LOGPROBS, NAMES, check, echoed, effort_in, form_in, tools_in
 from quire.server.api.responses.store import ResponseStore
+from quire.server.api.unknown_fields import warn_of
 from quire.server.http.errors import ApiError, ErrorShape
 from quire.server.http.replies import SMALL_REPLY, Encode, encode_in_pieces, piece_of
 from quire.server.http.streaming import encode, event
 from quire.server.service import Context, Service
-
-"""In the source of a chat template."""
-
 
 _NAMED = "what a client has named (request_id) is not stored: nobody must be able to guess a response's id"
 
@@ -87,7 +86,8 @@ class ResponseWriter:
         self._numbers = itertools.count()
         self._warnings = check(body, service)
         self._tools = tools_in(body)
-        self._form = form_in(body)
+        self._form, warnings = form_beside(self._tools, form_in(body))
+        self._warnings += warnings
         self._input = find_input(body, store, context.key, service.settings.max_body_size)
         self.num_stored_bytes = self._input.num_stored_bytes
         """What the request takes from the store."""
@@ -165,7 +165,7 @@ class ResponseWriter:
     async def _prepare(self, *, stream: bool) -> Conversation:
         body = self._body
         reader = await self._service.work.run(self._input.read, body.instructions)
-        self._warnings += reader.warnings
+        self._warnings += [*reader.warnings, *warn_of(reader.unknown, self._service)]
         make_params = partial(
             sampling_params,
             self._service,
