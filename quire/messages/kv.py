@@ -432,7 +432,7 @@ def _layers_per_group(counts: Sequence[int]) -> int:
 
 
 SLOT_MULTIPLES = {"reference": 1, "cpu": 16, "triton": 1}
-"""By implementation of the ops: the native kernels read keys in tiles of 16 tokens (`csrc/cpu/kernels/attention/cache.h`)."""
+"""By implementation of the ops: native ones read keys in tiles of 16 tokens (`csrc/cpu/kernels/attention/cache.h`)."""
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 SCALED_DTYPES = ("int8", "fp8")
 """Of 8 bits, with a float32 scale for each token, head, and of keys and values."""

@@ -71,7 +71,7 @@ def _native_bytes(arch: ModelArch, experts: ExpertsSpec, dtype: str, num_tokens:
 
 
 def _kept(num_bytes: int) -> int:
-    """Scratch takes a quarter more than it is asked for, in whole huge pages (`scratch` in csrc/cpu/runtime/threads.cpp)."""
+    """Scratch takes a quarter more than it is asked for, in whole huge pages (`scratch` in csrc/cpu/runtime/)."""
     return round_up(num_bytes + num_bytes // 4, 2 << 20)
 
 

@@ -29,8 +29,8 @@ INT4 = "int4_g128"
 def packed_bytes(shape: LinearShape, format: str, *, ops: str, isa: str = "") -> int:
     """Bytes of one layer of a shape as the ops lay it out; `format` is a dtype, int4, or a name of `formats`.
 
-    bfloat16 takes 12 bits on `COMPACT_ISAS` where it can (`csrc/cpu/products/compact.h`); a weight whose numbers spread too far
-    keeps 16, which only its values tell.
+    bfloat16 takes 12 bits on `COMPACT_ISAS` where it can (`csrc/cpu/products/compact.h`); a weight whose numbers
+    spread too far keeps 16, which only its values tell.
     """
     panels, depth = cdiv(shape.out_features, PANEL), shape.in_features
     quantized = formats.parse(INT4 if format == "int4" else format)

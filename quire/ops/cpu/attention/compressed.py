@@ -1,4 +1,4 @@
-"""Compressed attention and hyper-connections; `csrc/cpu/attention/compressed.cpp`, `entries.cpp` and `hyper.cpp` there.
+"""Compressed attention (`csrc/cpu/attention/compressed.cpp`, `entries.cpp`) and hyper-connections (`hyper.cpp`).
 
 Attention of heads that no page holds is plain torch on one thread.
 """

@@ -1,4 +1,4 @@
-"""Attention over latents: each head's products and the copies around them, as two ops; `csrc/cpu/attention/latent.cpp`."""
+"""Attention over latents: each head's products and copies around them, as two ops; `csrc/cpu/attention/latent.cpp`."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Attention over what an indexer chooses: tokens (`csrc/cpu/attention/selection.cpp`), or blocks (`block_selection.cpp` there),
-which are attended to as a context of their own for each token.
+"""Attention over what an indexer chooses: tokens (`csrc/cpu/attention/selection.cpp`), or blocks (`block_selection.cpp`
+there), which are attended to as a context of their own for each token.
 """
 
 from __future__ import annotations

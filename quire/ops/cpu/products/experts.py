@@ -1,6 +1,6 @@
 """A mixture of experts as one op; `csrc/cpu/products/experts.cpp`.
 
-The library reads weights and routing from structures of 8-byte words (`quire_cpu.h`), which are written once.
+The library reads weights and routing from structures of 8-byte words (`quire_cpu/products.h`), which are written once.
 """
 
 from __future__ import annotations

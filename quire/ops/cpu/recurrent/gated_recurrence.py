@@ -1,4 +1,4 @@
-"""The gated delta rule, lightning attention and the RG-LRU; `csrc/cpu/recurrent/gated_recurrence.cpp`. As in `states`."""
+"""The gated delta rule, lightning attention and the RG-LRU; `csrc/cpu/recurrent/`. As in `states`."""
 
 from __future__ import annotations
 
