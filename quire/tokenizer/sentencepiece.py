@@ -13,7 +13,7 @@ def convert_sentencepiece(directory: Path, model: Path) -> str:
     Raises: MissingDependency without the `sentencepiece` extra; TokenizerError when it cannot be converted.
     """
     try:
-        import sentencepiece  # noqa: F401  the conversion needs it; imported here so that its absence is named
+        from sentencepiece import sentencepiece_model_pb2  # the conversion needs it, too; here its absence is named
         from transformers import AutoTokenizer  # 3 s and 390 MiB, only for these directories
     except ImportError as error:
         raise MissingDependency(
@@ -21,6 +21,9 @@ def convert_sentencepiece(directory: Path, model: Path) -> str:
             f' {error.name!r}: pip install "quire[sentencepiece]"'
         ) from error
     try:
+        parsed = sentencepiece_model_pb2.ModelProto.FromString(model.read_bytes())
+        if not parsed.HasField("trainer_spec"):  # it is behind the pieces
+            raise ValueError(f"it ends behind {len(parsed.pieces)} pieces")
         converted = AutoTokenizer.from_pretrained(str(directory), local_files_only=True, trust_remote_code=False)
         return str(converted.backend_tokenizer.to_str())
     except Exception as error:  # whatever a foreign converter raises means the same here

@@ -55,6 +55,17 @@ def test_a_damaged_sentencepiece_model_is_named(
         load_tokenizer(tmp_path)
 
 
+def test_a_model_that_is_cut_behind_a_piece_is_named(sentencepiece_directory: Path, tmp_path: Path) -> None:
+    from sentencepiece.sentencepiece_model_pb2 import ModelProto
+
+    whole = ModelProto.FromString((sentencepiece_directory / "tokenizer.model").read_bytes())
+    (tmp_path / "tokenizer.model").write_bytes(ModelProto(pieces=whole.pieces[:20]).SerializeToString())
+    config = (sentencepiece_directory / "tokenizer_config.json").read_bytes()
+    (tmp_path / "tokenizer_config.json").write_bytes(config)
+    with pytest.raises(TokenizerError, match="cannot be converted: it ends behind 20 pieces"):
+        load_tokenizer(tmp_path)
+
+
 def test_code_that_comes_with_a_tokenizer_is_not_run(sentencepiece_directory: Path, tmp_path: Path) -> None:
     (tmp_path / "tokenizer.model").write_bytes((sentencepiece_directory / "tokenizer.model").read_bytes())
     config = {"tokenizer_class": "Trap", "auto_map": {"AutoTokenizer": ["trap.Trap", "trap.Trap"]}}
