@@ -114,12 +114,16 @@ def test_a_slip_is_told_what_was_meant(name: str, meant: str) -> None:
     assert nearest_name(name, supported()) == meant
 
 
+MORE = {"run": ("hi",), "serve": ("--port", "0")}
+"""Arguments that a command takes beside the model; two servers at a time have two ports."""
+
+
 @pytest.mark.parametrize("command", ["run", "serve", "show", "plan"])
 def test_every_command_says_the_same(command: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "xlstm", "architectures": ["xLSTMForCausalLM"]}))
     with pytest.raises(ConfigError) as caught:
         LLM(str(tmp_path))
-    assert main([command, str(tmp_path), *(["hi"] if command == "run" else [])]) == 2
+    assert main([command, str(tmp_path), *MORE.get(command, ())]) == 2
     assert caught.value.message in capfd.readouterr().err
 
 
@@ -129,7 +133,7 @@ def test_a_damaged_gguf_file_is_named_by_every_command(
 ) -> None:
     (tmp_path / "model-q4.gguf").write_bytes(b"GGUF")
     for place in (tmp_path, tmp_path / "model-q4.gguf"):
-        assert main([command, str(place)]) == 2
+        assert main([command, str(place), *MORE.get(command, ())]) == 2
         assert "model-q4.gguf is truncated" in capfd.readouterr().err
 
 

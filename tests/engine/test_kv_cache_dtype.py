@@ -8,7 +8,7 @@ import pytest
 
 from quire import LLM, SamplingParams
 from tests.conftest import Checkpoint
-from tests.engine.test_parity import available_ops, bits, prompts, prompts_for
+from tests.engine.test_parity import POOLS, available_ops, bits, prompts, prompts_for
 from tests.engine.test_quantization import perplexity
 
 GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, logprobs=2)
@@ -41,7 +41,7 @@ def test_a_request_does_not_notice_how_it_is_run(
         assert bits(llm.generate(given, GREEDY)) == alone, "from the prefix cache"
     with LLM(directory, **options, long_prefill_token_threshold=7) as llm:
         assert bits(llm.generate(given, GREEDY)) == alone, "in chunks"
-    with LLM(directory, **options, block_size=16, num_gpu_blocks_override=16) as llm:
+    with LLM(directory, **options, block_size=16, num_gpu_blocks_override=POOLS.get(family, 16)) as llm:
         assert bits(llm.generate(given, GREEDY)) == alone, "preempted"
         assert llm.engine.parts.core.scheduler.num_preemptions > 0
 

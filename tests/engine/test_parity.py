@@ -23,7 +23,13 @@ WAYS: dict[str, dict[str, Any]] = {
     "chunks of 7": {"long_prefill_token_threshold": 7},
     "16-token blocks, preempted": {"block_size": 16, "num_gpu_blocks_override": 16, "max_model_len": 128},
 }
-POOLS = {"deepseek_v4": 24, "hy_v4": 24, "qwen4_exp_text": 24, "mistral": 10, "ministral": 10, "starcoder2": 10}
+POOLS = {
+    "deepseek_v4": 24,
+    "hy_v4": 24,
+    "qwen4_exp_text": 24,
+    "granite_swa": 12,
+    **dict.fromkeys(("mistral", "ministral", "starcoder2"), 10),
+}
 """Blocks of the family, where 16 are too few for its KV groups, or too many for its windows to preempt anything."""
 
 

@@ -164,7 +164,6 @@ ARCHITECTURES: Mapping[str, str] = MappingProxyType(
     }
 )
 """model_type -> architecture."""
-_MODEL_TYPES = {architecture: model_type for model_type, architecture in ARCHITECTURES.items()}
 
 ALSO_CALLED: Mapping[str, str] = MappingProxyType(
     {"JetMoEForCausalLM": "JetMoeForCausalLM", "PhiMoEForCausalLM": "PhimoeForCausalLM"}
@@ -189,7 +188,7 @@ def registered() -> dict[str, FamilySpec | None]:
 
 def is_shipped(architecture: str) -> bool:
     """Whether quire itself has the architecture."""
-    return architecture in _MODEL_TYPES
+    return architecture in ARCHITECTURES.values()
 
 
 def family_of(architecture: str, model_type: str) -> FamilySpec:
@@ -197,10 +196,11 @@ def family_of(architecture: str, model_type: str) -> FamilySpec:
     spec = _registered.get(architecture)
     if spec is not None:
         return spec
-    if not is_shipped(architecture):
+    shipped = {name: known for known, name in ARCHITECTURES.items()}
+    if architecture not in shipped:
         for entry_point in entry_points(group=SPEC_GROUP, name=architecture):
             return _plugged(architecture, entry_point.value)
-    known = model_type if model_type in ARCHITECTURES else _MODEL_TYPES.get(architecture)
+    known = model_type if model_type in ARCHITECTURES else shipped.get(architecture)
     return LLAMA_LIKE if known is None else _shipped(known)
 
 
