@@ -71,7 +71,7 @@ class ConfigKeys:
         first = next(iter(given), "")
         for name, value in given.items():
             if value != given[first]:
-                self.refuse(name, value, f"must be {shown(given[first])}: {first} says so, another name of the same")
+                self.refuse(name, value, f"must be {shown(given[first])}, like {first}, which is another name for it")
 
     def count(self, *spellings: str, default: int | None = None, most: int = MAX_COUNT) -> int:
         """A whole number above zero."""

@@ -511,7 +511,7 @@ WRONG: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {
     "two names of one size": (
         {**LLAMA, "model_type": "codegen"},
         {"n_head": 8, "num_attention_heads": 4},
-        ["num_attention_heads is 4", "must be 8: n_head says so"],
+        ["num_attention_heads is 4", "must be 8, like n_head"],
     ),
     "alpha negative": (
         {**LLAMA, "model_type": "hunyuan_v1_dense"},

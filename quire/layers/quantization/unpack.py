@@ -14,6 +14,7 @@ from torch import Tensor
 from quire.config.memory.weights.formats import FLOAT4_LEVELS
 from quire.config.quantized.find import SCALES, WORD_BITS
 from quire.config.quantized.stored import Packing, StoredFormat, refuse
+from quire.errors import CheckpointError
 from quire.layers.quantization.bits import along_columns, along_rows, shuffled_along_rows, signed
 from quire.layers.quantization.bitsandbytes import unpack_bnb_4bit, unpack_bnb_8bit
 from quire.layers.quantization.ternary import round_to_ternary, unpack_autobitlinear, unpack_bitlinear
@@ -44,8 +45,10 @@ def _check_version(format: StoredFormat, zeros: Tensor) -> None:
     """
     said, other = ("gptq", "gptq_v2") if format.is_v1 else ("gptq_v2", "gptq")
     if not format.has_zero_points and bool((zeros == (1 if format.is_v1 else -1)).all()):
-        problem = f"has no zero points as {other} stores them, and is read as {said} (checkpoint_format)"
-        raise refuse(format.name, problem)
+        raise CheckpointError(
+            f"{format.name} is symmetric as {other} stores it, but config.json says {said}: set checkpoint_format "
+            f"to {other!r} there"
+        )
 
 
 def _one_more(words: Tensor, bits: int) -> Tensor:
