@@ -17,16 +17,17 @@ constexpr int64_t kPanel = 32;
 // Weights are padded with zeros to a multiple of this along K when they are 16 bits wide (the depth of an AMX tile).
 constexpr int64_t kDepth = 32;
 // Inputs that may share a scale of a quantised weight: 16, 32, 64 or 128.
-constexpr int64_t kLeastGroup = 16, kNumGroups = 4, kNumSmallGroups = 2, kFloat8Group = 128, kTernaryGroup = 128;
+constexpr int64_t kLeastGroup = 16, kNumGroups = 4, kNumSmallGroups = 2, kNumLargeGroups = 3;
+constexpr int64_t kFloat8Group = 128, kTernaryGroup = 128;
 // Inputs whose groups have nested scales under one float16.
 constexpr int64_t kNestedBlock = 256;
-// Weights with nested scales: those of GGUF's Q6_K, Q5_K, Q4_K, Q2_K, Q3_K and IQ4_XS.
+// Weights with nested scales: those of GGUF's Q6_K, Q5_K, Q4_K, Q3_K, Q2_K and IQ4_XS.
 enum NestedKind {
   kNestedInt6,
   kNestedInt5,
   kNestedInt4,
-  kNestedInt4Small,
-  kNestedInt4Single,
+  kNestedInt3,
+  kNestedInt2,
   kNestedLevels,
   kNumNested
 };
@@ -507,7 +508,7 @@ struct Kernels {
   Gemm gemm_int8;                        // a scale for each output
   Gemm gemm_int8_groups[kNumGroups];
   Gemm gemm_int2;                        // a scale for each output
-  Gemm gemm_int2_groups;                 // kTernaryGroup
+  Gemm gemm_int2_groups[kNumLargeGroups];
   Gemm gemm_int4[kNumGroups];
   Gemm gemm_int5[kNumSmallGroups];
   Gemm gemm_int6[kNumSmallGroups];

@@ -19,8 +19,8 @@ struct Type {
 const std::vector<Type> types = {
     {QR_Q4_0, QR_INT4, 32, 18, 32, 0, false, {0}},     {QR_Q4_1, QR_INT4, 32, 20, 32, 0, true, {0, 2}},
     {QR_Q5_0, QR_INT5, 32, 22, 32, 0, false, {0}},     {QR_Q5_1, QR_INT5, 32, 24, 32, 0, true, {0, 2}},
-    {QR_Q8_0, QR_INT8, 32, 34, 32, 0, false, {0}},     {QR_Q2_K, QR_INT4, 256, 84, 16, 2, false, {80, 82}},
-    {QR_Q3_K, QR_INT4, 256, 110, 16, 1, false, {108}}, {QR_Q4_K, QR_INT4, 256, 144, 32, 2, false, {0, 2}},
+    {QR_Q8_0, QR_INT8, 32, 34, 32, 0, false, {0}},     {QR_Q2_K, QR_INT2, 256, 84, 16, 2, false, {80, 82}},
+    {QR_Q3_K, QR_INT3, 256, 110, 16, 1, false, {108}}, {QR_Q4_K, QR_INT4, 256, 144, 32, 2, false, {0, 2}},
     {QR_Q5_K, QR_INT5, 256, 176, 32, 2, false, {0, 2}}, {QR_Q6_K, QR_INT6, 256, 210, 16, 1, false, {208}},
     {QR_IQ4_NL, QR_LEVELS, 32, 18, 32, 0, false, {0}}, {QR_IQ4_XS, QR_LEVELS, 256, 136, 32, 1, false, {0}},
     {QR_MXFP4, QR_LEVELS, 32, 17, 32, 0, false, {}},   {QR_TQ1_0, QR_INT2, 256, 54, 128, 0, false, {52}},

@@ -18,7 +18,7 @@ struct Kind {
   const char* name;
 };
 const Kind kinds[] = {{QR_INT6, 16, 1, -32, 31, "Q6_K"}, {QR_INT5, 32, 2, -16, 15, "Q5_K"}, {QR_INT4, 32, 2, -8, 7, "Q4_K"},
-                      {QR_INT4, 16, 2, -8, 7, "Q2_K"},   {QR_INT4, 16, 1, -8, 7, "Q3_K"},   {QR_LEVELS, 32, 1, 0, 15, "IQ4_XS"}};
+                      {QR_INT3, 16, 1, -4, 3, "Q3_K"},   {QR_INT2, 16, 2, -1, 2, "Q2_K"},   {QR_LEVELS, 32, 1, 0, 15, "IQ4_XS"}};
 
 struct Layer {
   Kind kind;

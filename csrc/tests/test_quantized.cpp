@@ -68,9 +68,18 @@ struct Layer {
 
   static int low(int64_t format) { return format == QR_LEVELS ? 0 : format == QR_INT2 ? -1 : -1 - high(format); }
   static int high(int64_t format) {
-    if (format == QR_INT2) return 2;
-    if (format == QR_INT5 || format == QR_INT6) return format == QR_INT5 ? 15 : 31;
-    return format == QR_INT8 ? 127 : format == QR_INT4 ? 7 : 15;
+    switch (format) {
+      case QR_INT8: return 127;
+      case QR_INT6: return 31;
+      case QR_INT4: return 7;
+      case QR_INT3: return 3;
+      case QR_INT2: return 2;
+      default: return 15;
+    }
+  }
+  static bool has_group(int64_t format, int64_t group) {
+    if (format == QR_INT2) return group >= 32;
+    return group <= 32 || (format != QR_INT5 && format != QR_INT6);
   }
   void pack(int32_t format) {
     CHECK(qr_pack_quantized(packed, format, n, k, numbers.data(), n, k, 0) == QR_OK);
@@ -134,20 +143,14 @@ void check_bits(const Layer& layer, int64_t most) {
 
 TEST(quantised_products_match_naive_loops_and_rows_have_the_same_bits_in_every_batch) {
   for (auto [n, k] : {std::pair<int64_t, int64_t>{32, 64}, {40, 72}, {96, 320}, {7, 45}}) {
-    for (int32_t format : {QR_INT8, QR_INT6, QR_INT5, QR_INT4, QR_LEVELS})
+    for (int32_t format : {QR_INT8, QR_INT6, QR_INT5, QR_INT4, QR_INT2, QR_LEVELS})
       for (int64_t group : {16, 32, 64, 128})
         for (Shift shift : {kNone, kZeroPoints, kOffsets}) {
-          const bool is_in_planes = format == QR_INT5 || format == QR_INT6;
-          if ((format == QR_LEVELS && shift == kZeroPoints) || (is_in_planes && group > 32) || !runs_case(5)) continue;
+          if ((format == QR_LEVELS && shift == kZeroPoints) || !Layer::has_group(format, group) || !runs_case(5)) continue;
           const Layer layer(format, n, k, group, shift, group == 32);
           for (int64_t rows : {1, 2, 3, 4, 7, 18}) check_values(layer, QR_BFLOAT16, rows);
           check_bits(layer, 40);
         }
-    for (Shift shift : {kNone, kZeroPoints, kOffsets}) {
-      const Layer layer(QR_INT2, n, k, 128, shift, shift == kNone);
-      for (int64_t rows : {1, 2, 3, 4, 7, 18}) check_values(layer, QR_BFLOAT16, rows);
-      check_bits(layer, 40);
-    }
     for (int32_t format : {QR_INT8, QR_INT2}) {
       const Layer layer(format, n, k, 0, kNone, n == 40);
       for (int32_t dtype : {QR_FLOAT32, QR_BFLOAT16, QR_FLOAT16})
@@ -174,10 +177,11 @@ TEST(quantised_products_of_the_largest_integers_do_not_overflow) {
   }
 }
 
-TEST(integers_of_five_and_six_bits_give_the_bits_of_the_same_ones_in_eight) {
-  for (int32_t format : {QR_INT5, QR_INT6})
-    for (int64_t group : {16, 32})
+TEST(integers_of_two_five_and_six_bits_give_the_bits_of_the_same_ones_in_eight) {
+  for (int32_t format : {QR_INT2, QR_INT5, QR_INT6})
+    for (int64_t group : {16, 32, 64, 128})
       for (Shift shift : {kNone, kZeroPoints, kOffsets}) {
+        if (!Layer::has_group(format, group)) continue;
         Layer small(format, 72, 200, group, shift);
         const std::vector<char> x = encode(random_floats(40 * small.k), QR_BFLOAT16);
         std::vector<float> got(size_t(40 * small.n)), want(got.size());
@@ -350,11 +354,12 @@ TEST(quantised_weights_that_are_none_are_refused) {
   check("both shifts", [&](qr_weight& w) { w.offsets = &offset; });
   check("no levels", [](qr_weight& w) { w.format = QR_LEVELS; });
   check("an input that is not there", [&](qr_weight& w) { w.order = order.data(); });
-  check("a format", [](qr_weight& w) { w.format = 8; });
+  check("a format", [](qr_weight& w) { w.format = 9; });
   check("a group", [](qr_weight& w) { w.group = 48; });
   check("a large group", [](qr_weight& w) { w.format = QR_INT6, w.group = 64; });
   check("one scale", [](qr_weight& w) { w.group = 0; });
-  check("a small group of ternary numbers", [](qr_weight& w) { w.format = QR_INT2; });
+  check("a small group of two bits", [](qr_weight& w) { w.format = QR_INT2, w.group = 16; });
+  for (int64_t group : {16, 32}) check("three bits", [&](qr_weight& w) { w.format = QR_INT3, w.group = group; });
   check("nested zero points", [](qr_weight& w) { w.nested = 1; });
   for (int64_t nested : {-1, 3})
     check("codes", [&](qr_weight& w) { w.nested = nested, w.zero_points = nullptr; });
@@ -365,7 +370,7 @@ TEST(quantised_weights_that_are_none_are_refused) {
   std::vector<int8_t> numbers(64, 8);
   CHECK(qr_pack_quantized(right.packed, QR_INT4, 1, 64, numbers.data(), 1, 64, 0) == QR_EUNSUPPORTED);
   CHECK(qr_pack_quantized(right.packed, QR_LEVELS, 1, 64, numbers.data(), 1, 64, 0) == QR_OK);
-  for (int32_t format : {QR_INT2, QR_INT5, QR_INT6}) {
+  for (int32_t format : {QR_INT2, QR_INT3, QR_INT5, QR_INT6}) {
     char* packed = aligned_zeros(qr_quantized_bytes(format, 1, 64));
     numbers.assign(64, 0);
     for (int outside : {Layer::low(format) - 1, Layer::high(format) + 1}) {

@@ -13,11 +13,14 @@ from torch import Tensor
 
 from quire.config.quantized.config import read_quantization
 from quire.config.quantized.find import weights_in
+from quire.config.quantized.stored import StoredFormat
 from quire.errors import CheckpointError
 from quire.layers.quantization.read import read_rows
 from quire.layers.weights import WHOLE, WeightMap
 from quire.loader.checkpoint import Checkpoint
 from quire.loader.readers import CheckpointReader
+from quire.ops.contracts.operands import BlockRows, QuantizedRows
+from quire.ops.cpu import library
 from quire.ops.shared.dequantize import dequantize
 from tests.quantized_checkpoints import Written, modelopt_nvfp4, nvfp4
 from tests.quantized_layouts import awq, bnb_nf4, ct_config, ct_int8, ct_packed, fp8, gptq
@@ -37,7 +40,15 @@ def weight_of(rows: int = 192, columns: int = 192) -> Tensor:
 
 
 def read_back(config: Mapping[str, Any], written: Written, directory: Path) -> Tensor:
-    """The weight as quire reads it from a file."""
+    """The numbers of the weight as quire reads it from a file."""
+    _, rows = read_stored(config, written, directory)
+    return dequantize(rows)
+
+
+def read_stored(
+    config: Mapping[str, Any], written: Written, directory: Path
+) -> tuple[StoredFormat, QuantizedRows | BlockRows]:
+    """The weight as quire reads it from a file, and what its headers say of it."""
     tensors = {f"{LAYER}.{role}": tensor.contiguous() for role, tensor in written.tensors.items()}
     save_file(tensors, directory / "model.safetensors")
     quantization = read_quantization({"quantization_config": config}, "config.json")
@@ -47,7 +58,9 @@ def read_back(config: Mapping[str, Any], written: Written, directory: Path) -> T
     reader = CheckpointReader(checkpoint, WeightMap(), num_bytes=0)
     rows = read_rows(reader, quantization, f"{LAYER}.weight", tuple(written.weight.shape), WHOLE)
     assert not isinstance(rows, Tensor)
-    return dequantize(rows)
+    found = quantization.find(f"{LAYER}.weight", checkpoint.header)
+    assert found is not None
+    return found, rows
 
 
 def check(config: Mapping[str, Any], written: Written, directory: Path) -> None:
@@ -102,6 +115,26 @@ def test_sizes_that_fit_alike_are_refused(tmp_path: Path) -> None:
     config = {"quant_method": "gptq", "group_size": 128, "dynamic": {"+:x": {"group_size": 96}}}
     with pytest.raises(CheckpointError, match=f"{LAYER}.weight has 2 groups .* which 96, 128 fit alike"):
         read_back(config, written, tmp_path)
+
+
+KEPT_IN_TWO_BITS = {16: "int4_g16", 32: "int2_g32", 64: "int2_g64", 96: "int2_g32", 128: "int2_g128", None: "int4_g64"}
+"""By the size of groups: what the native kernels keep two bits in."""
+
+
+@pytest.mark.skipif(not library.available(), reason=str(library.unavailable_reason()))
+@pytest.mark.parametrize("size", KEPT_IN_TWO_BITS)
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_two_bits_take_two_in_groups_that_kernels_have(size: int | None, symmetric: bool, tmp_path: Path) -> None:
+    from quire.ops.cpu.products.gemm import linear
+    from quire.ops.cpu.products.quantized import pack_quantized
+
+    written = gptq(weight_of(), bits=2, size=size, symmetric=symmetric, shuffled=False, v1=False)
+    config = {"quant_method": "gptq", "bits": 2, "group_size": size or -1, "sym": symmetric}
+    stored, rows = read_stored({**config, "checkpoint_format": "gptq_v2"}, written, tmp_path)
+    weight = pack_quantized([rows])
+    assert weight.format == stored.kept_as == KEPT_IN_TWO_BITS[size] + ("" if symmetric else "_zeros")
+    units = torch.eye(weight.in_features)  # which lose nothing to being rounded to eight bits
+    torch.testing.assert_close(linear(units, weight).T, written.weight, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("bits", [2, 3, 4, 8])

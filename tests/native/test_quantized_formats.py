@@ -89,7 +89,7 @@ def make(format: WeightFormat, shape: tuple[int, int], *, in_order: bool = True,
     )
     if nested:
         scales = nested[0].numbers(group_size)
-        offsets = (1 << bits - 1) * scales - nested[1].numbers(group_size) if len(nested) == 2 else None
+        offsets = -low * scales - nested[1].numbers(group_size) if len(nested) == 2 else None
     made = QuantizedRows(
         values=values,
         bits=bits,
@@ -162,7 +162,17 @@ def test_inputs_may_stand_in_another_order(name: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["int8_g16", "int6_g16_nested", "int5_g32_offsets", "int4_g32_offsets_nested", "int2", "levels_g32", "float8_g128"],
+    [
+        "int8_g16",
+        "int6_g16_nested",
+        "int5_g32_offsets",
+        "int4_g32_offsets_nested",
+        "int3_g16_nested",
+        "int2",
+        "int2_g16_offsets_nested",
+        "levels_g32",
+        "float8_g128",
+    ],
 )
 @pytest.mark.parametrize("half", [64, 20])
 def test_gated_products_are_gate_times_up(name: str, half: int) -> None:
@@ -210,7 +220,7 @@ def test_a_row_of_a_mixed_weight_has_the_same_bits_in_every_batch() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["mixed", "int8_g16_zeros", "int6_g32", "int5_g32", "int2", "int2_g128", "levels_g64", "float8"]
+    "name", ["mixed", "int8_g16_zeros", "int6_g32", "int5_g32", "int2", "int2_g64_zeros", "levels_g64", "float8"]
 )
 def test_graphs_replay_them(name: str) -> None:
     weight = mixed(256)[0] if name == "mixed" else pack_quantized([make(BY_NAME[name], (64, 256)).rows])

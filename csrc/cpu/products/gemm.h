@@ -20,14 +20,16 @@ struct Product {
 };
 
 inline bool is_weight_dtype(int32_t dtype) { return is_dtype(dtype) || dtype == QR_BFLOAT16_COMPACT; }
-inline bool is_format(int32_t format) { return format >= QR_INT8 && format <= QR_INT2; }
-// Whether values have their bits above the fourth apart.
-inline bool is_in_planes(int32_t format) { return format == QR_INT5 || format == QR_INT6; }
+inline bool is_format(int32_t format) { return format >= QR_INT8 && format <= QR_INT3; }
 inline bool is_group(int32_t format, int64_t group) {
   if (group == 0) return format == QR_INT8 || format == QR_INT2 || format == QR_FLOAT8;
   if (format == QR_FLOAT8) return group == kFloat8Group;
-  if (format == QR_INT2) return group == kTernaryGroup;
-  return group == 16 || group == 32 || (!is_in_planes(format) && (group == 64 || group == 128));
+  if (format == QR_INT3) return group == 16;
+  return group == 16 || group == 32 || (format != QR_INT5 && format != QR_INT6 && (group == 64 || group == 128));
+}
+// Whether such groups have nested scales, and no others.
+inline bool must_be_nested(int32_t format, int64_t group) {
+  return format == QR_INT3 || (format == QR_INT2 && group == 16);
 }
 // Whether a layer of n outputs may write this dtype.
 inline bool is_output(int32_t out_dtype, int64_t n) {
@@ -59,9 +61,15 @@ inline bool is_activation(int32_t activation) { return activation >= QR_NONE && 
 Weight dense_weight(const void* packed, int32_t dtype, int32_t x_dtype, int64_t k);
 // Of a value.
 inline int64_t bits_of(int32_t format) {
-  if (is_in_planes(format)) return format == QR_INT5 ? 5 : 6;
-  if (format == QR_INT2) return 2;
-  return format == QR_INT4 || format == QR_LEVELS ? 4 : 8;
+  switch (format) {
+    case QR_INT6: return 6;
+    case QR_INT5: return 5;
+    case QR_INT4:
+    case QR_LEVELS: return 4;
+    case QR_INT3: return 3;
+    case QR_INT2: return 2;
+    default: return 8;
+  }
 }
 inline int64_t quantized_panel_bytes(int32_t format, int64_t k) {
   if (format == QR_FLOAT8) return round_up(k, kDepth) * kPanel;

@@ -17,7 +17,7 @@ NestedKind nested_kind(const qr_weight& w) {
     int64_t format, group, nested;
   };
   constexpr Known known[kNumNested] = {{QR_INT6, 16, 1}, {QR_INT5, 32, 2}, {QR_INT4, 32, 2},
-                                       {QR_INT4, 16, 2}, {QR_INT4, 16, 1}, {QR_LEVELS, 32, 1}};
+                                       {QR_INT3, 16, 1}, {QR_INT2, 16, 2}, {QR_LEVELS, 32, 1}};
   const auto* found = std::find_if(known, known + kNumNested, [&](const Known& kind) {
     return kind.format == w.format && kind.group == w.group && kind.nested == w.nested;
   });
@@ -28,8 +28,8 @@ const Gemm* gemm_of(const qr_weight& w, int32_t x_dtype) {
   const Kernels* table = kernels();
   if (w.nested != 0) return &table->gemm_nested[nested_kind(w)];
   if (w.format == QR_FLOAT8) return x_dtype == QR_BFLOAT16 ? &table->gemm_float8 : &table->gemm_float8_float;
-  if (w.format == QR_INT2) return w.group == 0 ? &table->gemm_int2 : &table->gemm_int2_groups;
-  if (w.group == 0) return &table->gemm_int8;
+  if (w.group == 0) return w.format == QR_INT2 ? &table->gemm_int2 : &table->gemm_int8;
+  if (w.format == QR_INT2) return table->gemm_int2_groups + index_of_group(w.group) - 1;
   const Gemm* groups = w.format == QR_INT8   ? table->gemm_int8_groups
                        : w.format == QR_INT6 ? table->gemm_int6
                        : w.format == QR_INT5 ? table->gemm_int5
@@ -132,8 +132,9 @@ Weight quantized_weight(const qr_weight& w, int32_t x_dtype, int64_t k) {
 
 bool is_quantized_weight(const qr_weight& w, int64_t k) {
   const bool has_floats = w.group == 0 || w.format == QR_FLOAT8;
-  if (w.format < QR_INT8 || w.format > QR_INT2 || !is_group(int32_t(w.format), w.group) || w.scales == nullptr)
+  if (w.format < QR_INT8 || w.format > QR_INT3 || !is_group(int32_t(w.format), w.group) || w.scales == nullptr)
     return false;
+  if (w.nested == 0 && must_be_nested(int32_t(w.format), w.group)) return false;
   if (has_floats && (w.zero_points != nullptr || w.offsets != nullptr || w.unit != 1.0)) return false;
   if (w.zero_points != nullptr && w.offsets != nullptr) return false;
   if (w.nested != 0 && (nested_kind(w) == kNumNested || k % kNestedBlock != 0)) return false;

@@ -58,45 +58,37 @@ uint64_t pack_nibbles(char* panel, int64_t column, int64_t begin, int64_t count,
   return outside;
 }
 
-// 5 or 6 bits: the low four as above, the others apart.
+// Some bits of codes, in lines that the rows of 8 k fill one after the other.
 template <int kBits>
+struct CodeLines {
+  static constexpr int kRowsOfLine = 4 / kBits;
+  char* out;
+  uint32_t line = 0;
+
+  void put(int row, uint64_t codes) {
+    const uint64_t own = codes & each_byte((1 << kBits) - 1);
+    line |= (uint32_t(own) | uint32_t(own >> 32) << kBits) << row % kRowsOfLine * 2 * kBits;
+    if (row % kRowsOfLine != kRowsOfLine - 1) return;
+    std::memcpy(out + row / kRowsOfLine * 64, &line, 4);
+    line = 0;
+  }
+};
+
+// Bits of codes in lines, the low ones, and the high ones apart, if there are any. kBias: what makes the values codes.
+template <int kLow, int kHigh, int kBias>
 uint64_t pack_planes(char* panel, int64_t column, int64_t begin, int64_t count, const int8_t* values) {
-  constexpr int kHigh = kBits - 4, kRowsOfLine = 4 / kHigh, kHalfBytes = kBits * 128, kBias = 1 << (kBits - 1);
+  constexpr int kBits = kLow + kHigh, kHalfBytes = kBits * 128;
   char* out = panel + (begin / 64 * 2 + column / 16) * kHalfBytes + column % 16 * 4;
   uint64_t outside = 0;
   for (int64_t i = 0; i < count; i += 64, out += 2 * kHalfBytes) {
-    uint32_t line = 0;
+    CodeLines<kLow> low{out};
+    CodeLines<kHigh == 0 ? kLow : kHigh> high{out + kLow * 128};
     for (int row = 0; row < 8; ++row) {
       const int64_t at = i + row * 8, left = count - at;
       const uint64_t codes = add_to_bytes(eight_values(values + (left > 0 ? at : 0), left > 0 ? left : 0), kBias);
-      const uint32_t nibbles = nibbles_of(codes);
-      std::memcpy(out + row * 64, &nibbles, 4);
-      outside |= codes & each_byte(uint8_t(~(2 * kBias - 1)));
-      const uint64_t high = codes >> 4 & each_byte((1 << kHigh) - 1);
-      line |= (uint32_t(high) | uint32_t(high >> 32) << kHigh) << row % kRowsOfLine * 2 * kHigh;
-      if (row % kRowsOfLine != kRowsOfLine - 1) continue;
-      std::memcpy(out + 512 + row / kRowsOfLine * 64, &line, 4);
-      line = 0;
-    }
-  }
-  return outside;
-}
-
-// 2 bits: those of two rows of 8 k in a byte.
-inline uint64_t pack_pairs(char* panel, int64_t column, int64_t begin, int64_t count, const int8_t* values) {
-  char* out = panel + (begin / 64 * 2 + column / 16) * 256 + column % 16 * 4;
-  uint64_t outside = 0;
-  for (int64_t i = 0; i < count; i += 64, out += 512) {
-    uint32_t line = 0;
-    for (int row = 0; row < 8; ++row) {
-      const int64_t at = i + row * 8, left = count - at;
-      const uint64_t codes = add_to_bytes(eight_values(values + (left > 0 ? at : 0), left > 0 ? left : 0), 1);
-      outside |= codes & each_byte(0xfc);
-      const uint64_t pairs = codes & each_byte(3);
-      line |= (uint32_t(pairs) | uint32_t(pairs >> 32) << 2) << row % 2 * 4;
-      if (row % 2 == 0) continue;
-      std::memcpy(out + row / 2 * 64, &line, 4);
-      line = 0;
+      outside |= codes & each_byte(uint8_t(~((1 << kBits) - 1)));
+      low.put(row, codes);
+      if constexpr (kHigh > 0) high.put(row, codes >> kLow);
     }
   }
   return outside;
@@ -107,10 +99,11 @@ using PackRow = uint64_t (*)(char* panel, int64_t column, int64_t begin, int64_t
 inline PackRow pack_row_of(int32_t format) {
   switch (format) {
     case QR_INT8: return pack_bytes;
-    case QR_INT6: return pack_planes<6>;
-    case QR_INT5: return pack_planes<5>;
+    case QR_INT6: return pack_planes<4, 2, 32>;
+    case QR_INT5: return pack_planes<4, 1, 16>;
     case QR_INT4: return pack_nibbles<8>;
-    case QR_INT2: return pack_pairs;
+    case QR_INT3: return pack_planes<2, 1, 4>;
+    case QR_INT2: return pack_planes<2, 0, 1>;
     default: return pack_nibbles<0>;
   }
 }

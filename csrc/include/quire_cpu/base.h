@@ -5,7 +5,7 @@
 #include <stdint.h>
 
 #define QR_API __attribute__((visibility("default")))
-#define QR_ABI_VERSION 21
+#define QR_ABI_VERSION 22
 
 enum {
   QR_OK = 0,
@@ -29,7 +29,7 @@ typedef enum {
   QR_BFLOAT16_TILES = 6
 } qr_dtype;
 typedef enum { QR_NONE = 0, QR_SILU = 1, QR_GELU = 2, QR_GELU_TANH = 3, QR_RELU = 4, QR_RELU2 = 5 } qr_activation;
-typedef enum { QR_INT8 = 1, QR_INT4 = 2, QR_LEVELS = 3, QR_FLOAT8 = 4, QR_INT5 = 5, QR_INT6 = 6, QR_INT2 = 7 } qr_format;
+typedef enum { QR_INT8 = 1, QR_INT4 = 2, QR_LEVELS = 3, QR_FLOAT8 = 4, QR_INT5 = 5, QR_INT6 = 6, QR_INT2 = 7, QR_INT3 = 8 } qr_format;
 /* A library has those of one kind of processor: the first six (x86-64) or the last three (64-bit ARM; QR_NEON_BF16 has
  * the matrix products of bytes, i8mm, too). Each contains those of its kind before it, but for QR_AVX_VNNI, which adds to
  * QR_AVX2 what processors with AVX-512 need not have. */

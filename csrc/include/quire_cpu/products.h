@@ -40,6 +40,7 @@ QR_API int32_t qr_gated_linear(void* out, int32_t out_dtype, const void* x, int3
  * share them. Values are
  *   QR_INT8    -128 .. 127
  *   QR_INT2    -1 .. 2
+ *   QR_INT3    -4 .. 3
  *   QR_INT4    -8 .. 7
  *   QR_INT5    -16 .. 15
  *   QR_INT6    -32 .. 31
@@ -66,19 +67,19 @@ QR_API int32_t qr_quantize_linear(void* packed, void* scales, int32_t format, in
 /* A weight of `outputs` rows; every member has 8 bytes. format 0: packed as qr_linear takes it, of `dtype`; what is
  * between packed and bias is not read. bias (float32) may be null.
  *
- * group: 16, 32, 64 or 128; 0 (QR_INT8, QR_INT2 and QR_FLOAT8): an output has one scale. QR_INT2 and QR_FLOAT8: 128 or
- * 0. QR_INT5 and QR_INT6: 16 or 32.
+ * group: 16, 32, 64 or 128; 0 (QR_INT8, QR_INT2 and QR_FLOAT8): an output has one scale. QR_FLOAT8: 128 or 0. QR_INT5 and
+ * QR_INT6: 16 or 32. QR_INT3: 16, nested, as are groups of 16 of QR_INT2.
  * scales: float16 [panels of 32 outputs][groups][32], of which `unit` is 1; float32 where group is 0, and of
  * QR_FLOAT8, unit being 1. zero_points (int8), offsets (float16, in units): like scales; only where those are float16,
  * at most one of the two, null for none. levels: of QR_LEVELS, int8[16]. order: input m is x[order[m]], int32; not of
  * QR_FLOAT8; null: x[m]. All cover whole panels.
  *
  * nested: 1 or 2, where a group has so many codes under a float16 of 256 inputs, of which in_features is a multiple;
- * else 0. Of QR_INT6 in groups of 16 and QR_LEVELS in groups of 32: 1. Of QR_INT5 in groups of 32: 2. Of QR_INT4: 2,
- * or 1 in groups of 16. Then scales are [panels][blocks of 256 inputs], each float16 [nested][32], of which `unit` is 1,
- * and int8 [groups][nested][32]. A scale is the first code times the first float16; an offset is 2^(bits - 1) times the
- * scale less the second code times the second float16, bits being those of the format. Where there are two, codes are 0
- * to 63. zero_points and offsets are null, and activations are rounded in blocks of 256. */
+ * else 0. Of QR_INT6 and QR_INT3 in groups of 16 and QR_LEVELS in groups of 32: 1. Of QR_INT5 and QR_INT4 in groups of
+ * 32 and QR_INT2 in groups of 16: 2. Then scales are [panels][blocks of 256 inputs], each float16 [nested][32], of which
+ * `unit` is 1, and int8 [groups][nested][32]. A scale is the first code times the first float16; an offset is what makes
+ * the format's least value zero times the scale less the second code times the second float16. Where there are two, codes
+ * are 0 to 63. zero_points and offsets are null, and activations are rounded in blocks of 256. */
 typedef struct {
   const void* packed;
   const void* scales;
@@ -137,8 +138,8 @@ QR_API int32_t qr_block_range(float* largest, int32_t* are_halves, int32_t type,
                               int64_t src_stride, int64_t in_features);
 
 /* As qr_pack_quantized, with scales and offsets as qr_weight has them, in units: those of the rows are written. The
- * format is QR_INT4 (Q4_0, Q4_1, Q2_K, Q3_K, Q4_K), QR_INT5 (Q5_0, Q5_1, Q5_K), QR_INT6 (Q6_K), QR_INT8 (Q8_0),
- * QR_INT2 (TQ1_0, TQ2_0) or QR_LEVELS, in groups of 32 (Q2_K, Q3_K, Q6_K: 16; TQ1_0, TQ2_0: 128). Other blocks of 256
+ * format is QR_INT4 (Q4_0, Q4_1, Q4_K), QR_INT5 (Q5_0, Q5_1, Q5_K), QR_INT6 (Q6_K), QR_INT8 (Q8_0), QR_INT3 (Q3_K),
+ * QR_INT2 (Q2_K, TQ1_0, TQ2_0) or QR_LEVELS, in groups of 32 (Q2_K, Q3_K, Q6_K: 16; TQ1_0, TQ2_0: 128). Other blocks of 256
  * elements have nested scales, with two codes of a group in Q2_K, Q4_K and Q5_K. offsets: of Q4_1 and Q5_1; else null. */
 QR_API int32_t qr_pack_blocks(void* packed, void* scales, uint16_t* offsets, double unit, int32_t type,
                               int64_t out_features, int64_t in_features, const void* src, int64_t num_rows,

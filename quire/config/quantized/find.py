@@ -361,7 +361,6 @@ def find_gguf(name: str, headers: Headers, hints: Hints) -> StoredFormat | None:
         has_offsets=kind.has_offsets,
         has_levels=kind.has_levels,
         has_nested_scales=kind.has_nested_scales,
-        is_ternary=kind.bits == 2,
     )
 
 

@@ -66,9 +66,15 @@ class StoredFormat:
     has_order: bool = False
     is_float8: bool = False
     is_ternary: bool = False
-    """Values need the two bits that are given; others of two and three are kept in four."""
+    """With one scale for all; what such a weight multiplies is rounded a row at a time."""
     is_v1: bool = False
     """Zero points are stored less one, as the first version of GPTQ's format has them."""
+
+    @property
+    def kept_bits(self) -> int:
+        """Of values once they are unpacked. But for GGUF's, three take four, and two where a row has one scale."""
+        has_own = self.packing is Packing.GGUF or self.is_ternary or self.bits > 3
+        return self.bits if has_own or (self.bits == 2 and self.group_size < self.shape[-1]) else 4
 
     @property
     def kept_as(self) -> str | None:
@@ -76,7 +82,7 @@ class StoredFormat:
         if self.is_float8 and self.has_order:
             return None
         kept = native_format(
-            bits=self.bits if self.is_ternary else max(4, self.bits),
+            bits=self.kept_bits,
             group_size=self.group_size,
             in_features=self.shape[-1],
             has_zero_points=self.has_zero_points,

@@ -141,12 +141,18 @@ def _floats4(format: StoredFormat, values: Tensor, scales: Tensor) -> QuantizedR
 def _grouped(
     format: StoredFormat, values: Tensor, scales: Tensor, zero_points: Tensor | None, order: Tensor | None = None
 ) -> QuantizedRows:
-    """Values of two and three bits are kept in four. Zero points that config.json denies are none if all are zero."""
+    """Zero points that config.json denies are none if all are zero. Two bits, -2 .. 1, become -1 .. 2 by their sign."""
     if zero_points is not None and not format.has_zero_points and not zero_points.any():
         zero_points = None
-    bits = max(4, format.bits)
+    if format.kept_bits == 2:
+        values, scales, zero_points = -values, -scales, None if zero_points is None else -zero_points
     return QuantizedRows(
-        values=values, bits=bits, scales=scales, group_size=format.group_size, zero_points=zero_points, order=order
+        values=values,
+        bits=format.kept_bits,
+        scales=scales,
+        group_size=format.group_size,
+        zero_points=zero_points,
+        order=order,
     )
 
 

@@ -69,10 +69,10 @@ class QuantizedRows:
     """
 
     values: Tensor
-    """[N, M]: int8, or float8_e4m3fn. Where bits is 2: -1 .. 2, 4: -8 .. 7, 5: -16 .. 15, 6: -32 .. 31; where there are
-    levels: 0 .. 15."""
+    """[N, M]: int8, or float8_e4m3fn. Where bits is 2: -1 .. 2, 3: -4 .. 3, 4: -8 .. 7, 5: -16 .. 15, 6: -32 .. 31;
+    where there are levels: 0 .. 15."""
     bits: int
-    """2, 4, 5, 6 or 8: what a value needs. With 2, groups are multiples of 128, or whole rows."""
+    """2, 3, 4, 5, 6 or 8: what a value needs."""
     scales: Tensor
     """[N, M / G] float32; the last group may be shorter."""
     group_size: int
@@ -85,7 +85,7 @@ class QuantizedRows:
     """Sixteen numbers that a code of four bits stands for. Kernels take integers of int8."""
     nested: tuple[NestedScales, ...] = ()
     """What scales are made of, in groups of 16 or 32, where kernels may keep that instead. Beside offsets a second one:
-    offsets are 2 ** (bits - 1) * scales less its numbers."""
+    offsets are what makes the least value zero times the scales, less its numbers."""
     order: Tensor | None = None
     """[M] int32: column m multiplies feature order[m] of the input; None where that is m."""
 

@@ -146,8 +146,8 @@ def _q8_0(blocks: Tensor) -> Parts:
 
 def _q2_k(blocks: Tensor) -> Parts:
     both, codes, scale, least = _cut(blocks, 16, 64, 2, 2)
-    values = _signed(_unpacked(codes, PAIRS, 32, 3), 8)
-    return _nested(values, 8, (scale, both & 15), (least, both >> 4))
+    values = _signed(_unpacked(codes, PAIRS, 32, 3), 1)
+    return _nested(values, 1, (scale, both & 15), (least, both >> 4))
 
 
 def _q3_k(blocks: Tensor) -> Parts:

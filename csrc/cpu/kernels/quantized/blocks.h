@@ -128,10 +128,10 @@ struct Q8_0 : Blocks<34> {
   static void values(int8_t* out, const uint8_t* block) { std::memcpy(out, block + 2, 32); }
 };
 
-struct Q2_K : SuperBlocks<84, 16, 2, 8> {
-  static constexpr int32_t kId = QR_Q2_K, kFormat = QR_INT4;
+struct Q2_K : SuperBlocks<84, 16, 2, 1> {
+  static constexpr int32_t kId = QR_Q2_K, kFormat = QR_INT2;
   static void values(int8_t* out, const uint8_t* block) {
-    std::memset(out, -8, 256);
+    std::memset(out, -1, 256);
     add_pairs<64, 0>(out, block + 16);
   }
   static void codes(uint16_t* halves, int8_t* codes, const uint8_t* block) {
@@ -144,7 +144,7 @@ struct Q2_K : SuperBlocks<84, 16, 2, 8> {
 };
 
 struct Q3_K : SuperBlocks<110, 16> {
-  static constexpr int32_t kId = QR_Q3_K, kFormat = QR_INT4;
+  static constexpr int32_t kId = QR_Q3_K, kFormat = QR_INT3;
   static void values(int8_t* out, const uint8_t* block) {
     std::memset(out, -4, 256);
     add_pairs<64, 0>(out, block + 32);

@@ -1,4 +1,4 @@
-// What weights of 8, 6, 5, 4 and 2 bits are made of, and how the kernels take them apart; layouts: gemm_quantized.h.
+// What weights of 8 to 2 bits are made of, and how the kernels take them apart; layouts: gemm_quantized.h.
 #pragma once
 
 #include "../gemm/gemm.h"
@@ -130,30 +130,55 @@ struct Int4 {
 #endif
 };
 
-template <int Bits, int Group>
+// Bits of codes that lie in lines of 64 bytes, from the lowest bits of a byte upwards: those of k 0..3 of a row, of its
+// k 4..7, of k 0..3 of the next row ...
+template <int Bits>
+struct CodeBits {
+  static constexpr int kBits = Bits, kRowsOfLine = 4 / Bits;
+  static constexpr int64_t kHalfBytes = 128 * Bits;
+
+  // As the bits of codes from kTo on. begin: a multiple of kTogether; row: less than that.
+  template <int kTo, int kTogether>
+  QR_INLINE void read(const char* half, int64_t begin, int row, Bytes& first, Bytes& second) {
+    // where lines begin with rows, the place of a row's bits is a constant if `row` is
+    constexpr bool kStartsLine = kTogether % kRowsOfLine == 0;
+    const int64_t in_lines = kStartsLine ? row : begin + row;
+    const char* lines = half + (kStartsLine ? begin / kRowsOfLine * 64 : 0);
+    const Bytes line = load_bytes_of(lines + in_lines / kRowsOfLine * 64);
+    const int place = int(in_lines % kRowsOfLine) * 2 * Bits;
+    first = moved<kTo>(line, place);
+    second = moved<kTo>(line, place + Bits);
+  }
+
+  template <int kTo>
+  QR_INLINE Bytes moved(Bytes line, int place) {
+    return bits_of(place < kTo ? words_left(line, kTo - place) : words_right(line, place - kTo), ((1 << Bits) - 1) << kTo);
+  }
+};
+
+// Codes in lines: those with the low bits, then those with the high ones, if there are any.
+template <int Low, int High, int Group>
 struct Planes {
+  using LowBits = CodeBits<Low>;
+  using HighBits = CodeBits<High == 0 ? Low : High>;
   static constexpr int kGroup = Group, kRounded = Group;
   static constexpr bool kGrouped = true, kNested = false, kRoundsRows = false;
-  static constexpr int kBits = Bits, kCodeShift = 0, kBias = 1 << (Bits - 1);
-  static constexpr int kHigh = Bits - 4;         // bits of a code above its nibble
-  static constexpr int kRowsOfLine = 4 / kHigh;  // rows of 8 k whose high bits share 64 bytes
-  static constexpr int kRowsTogether = kRowsOfLine < Group / 8 ? kRowsOfLine : Group / 8;
-  static constexpr int64_t kHalfBytes = 128 * Bits;
+  static constexpr int kBits = Low + High, kCodeShift = 0, kBias = kBits == 2 ? 1 : 1 << (kBits - 1);
+  static constexpr int kRowsTogether = HighBits::kRowsOfLine < Group / 8 ? HighBits::kRowsOfLine : Group / 8;
+  static constexpr int64_t kHalfBytes = 128 * kBits;
   static constexpr float kUnit = 1.0f;
   explicit Planes(const GemmArgs&) {}
 
   // begin: a multiple of kRowsTogether
   __attribute__((always_inline)) void codes_of_row(const char* half, int64_t begin, int row, Bytes& first,
                                                    Bytes& second) const {
-    // where lines begin with rows, the place of a row's bits is a constant if `row` is
-    constexpr bool kStartsLine = kRowsTogether == kRowsOfLine;
-    const int64_t in_lines = kStartsLine ? row : begin + row;
-    const char* lines = half + 512 + (kStartsLine ? begin / kRowsOfLine * 64 : 0);
-    const Bytes both = load_bytes_of(half + begin * 64 + row * 64);
-    const Bytes line = load_bytes_of(lines + in_lines / kRowsOfLine * 64);
-    const int place = int(in_lines % kRowsOfLine) * 2 * kHigh;
-    first = either(low_nibbles(both), high_bits(line, place));
-    second = either(high_nibbles(both), high_bits(line, place + kHigh));
+    LowBits::template read<0, kRowsTogether>(half, begin, row, first, second);
+    if constexpr (High > 0) {
+      Bytes high_first, high_second;
+      HighBits::template read<Low, kRowsTogether>(half + LowBits::kHalfBytes, begin, row, high_first, high_second);
+      first = either(first, high_first);
+      second = either(second, high_second);
+    }
   }
   __attribute__((always_inline)) void unsigned_row(const char* half, int64_t begin, int row, Bytes& first,
                                                    Bytes& second) const {
@@ -167,16 +192,20 @@ struct Planes {
     second = _mm512_sub_epi8(second, _mm512_set1_epi8(int8_t(kBias)));
   }
 #endif
-
- private:
-  QR_INLINE Bytes high_bits(Bytes line, int place) {
-    return bits_of(place < 4 ? words_left(line, 4 - place) : words_right(line, place - 4), (1 << Bits) - 16);
-  }
 };
 template <int Group>
-using Int5 = Planes<5, Group>;
+using Int6 = Planes<4, 2, Group>;
 template <int Group>
-using Int6 = Planes<6, Group>;
+using Int5 = Planes<4, 1, Group>;
+template <int Group>
+using Int3 = Planes<2, 1, Group>;
+template <int Group>
+using Int2Groups = Planes<2, 0, Group>;
+// With one scale for a column; rows are rounded as a whole, as models of ternary weights are trained.
+struct Int2 : Planes<2, 0, int(kTernaryGroup)> {
+  static constexpr bool kGrouped = false, kRoundsRows = true;
+  using Planes::Planes;
+};
 
 template <int Group>
 struct Levels {
@@ -207,40 +236,6 @@ struct Levels {
   }
 #endif
 };
-
-// With one scale for a column rows are rounded as a whole, as models of ternary weights are trained.
-template <int Group, bool Grouped>
-struct Int2Of {
-  static constexpr int kGroup = Group, kRounded = Group;
-  static constexpr bool kGrouped = Grouped, kNested = false, kRoundsRows = !Grouped;
-  static constexpr int kBits = 2, kCodeShift = 0, kBias = 1;
-  static constexpr int kRowsTogether = 2;  // which share a line
-  static constexpr int64_t kHalfBytes = 256;
-  static constexpr float kUnit = 1.0f;
-  explicit Int2Of(const GemmArgs&) {}
-
-  // begin: a multiple of kRowsTogether
-  __attribute__((always_inline)) void codes_of_row(const char* half, int64_t begin, int row, Bytes& first,
-                                                   Bytes& second) const {
-    const Bytes line = load_bytes_of(half + begin * 32 + row / 2 * 64);
-    first = bits_of(words_right(line, row % 2 * 4), 3);
-    second = bits_of(words_right(line, row % 2 * 4 + 2), 3);
-  }
-  __attribute__((always_inline)) void unsigned_row(const char* half, int64_t begin, int row, Bytes& first,
-                                                   Bytes& second) const {
-    codes_of_row(half, begin, row, first, second);
-  }
-#if defined(__AVX512F__)
-  __attribute__((always_inline)) void signed_row(const char* half, int64_t begin, int row, vi& first,
-                                                 vi& second) const {
-    codes_of_row(half, begin, row, first, second);
-    first = _mm512_sub_epi8(first, _mm512_set1_epi8(kBias));
-    second = _mm512_sub_epi8(second, _mm512_set1_epi8(kBias));
-  }
-#endif
-};
-using Int2 = Int2Of<int(kTernaryGroup), false>;
-using Int2Groups = Int2Of<int(kTernaryGroup), true>;
 
 // Four bits as Int4 has them, as codes of 0 .. 15.
 template <int Group>

@@ -1,4 +1,4 @@
-// Products with weights of 8, 6, 5, 4 and 2 bits. Activations are quantised too, each group of k in a row by its largest
+// Products with weights of 8 to 2 bits. Activations are quantised too, each group of k in a row by its largest
 // magnitude; products are summed as integers within a group, exactly, and over groups in float32 in order of k. So
 // every instruction set and every number of rows give the same sums, and nothing is widened on the way from memory.
 // Where scales are nested, inputs are rounded and summed so in blocks of 256 (nested.h). Beside int2 with one scale for an
@@ -8,11 +8,9 @@
 //   int4  [K/64][2 halves][8 rows of 8 k][16 columns][4]: k 0..3 of a row in the low nibbles, k 4..7 in the high ones,
 //         in two's complement; shifted into the upper half of a byte, a nibble is 16 times its value
 //   levels  as int4, each nibble the index of a level
-//   int6, int5  codes: the integers and 32 or 16. [K/64][2 halves] of 8 rows as int4 has them, with the low four bits of
-//         codes, then lines of 64 bytes with the others: of 2 rows (int5: 4), from the lowest bits of a byte upwards
-//         those of k 0..3 of the first row, of its k 4..7, of k 0..3 of the second row ...
-//   int2  codes: the integers and 1. [K/64][2 halves] of 4 lines of 64 bytes, each with the bits of 2 rows as int6 has the
-//         higher ones of its codes
+//   int6, int5, int3, int2  codes: the integers and what makes the least one zero. [K/64][2 halves] of lines of 64 bytes
+//         with the low bits of codes, four (int3 and int2: two), then of lines with the others: of int6 two, of int5 and
+//         int3 one. A line has four bits of 1 row of 8 k, two of 2 rows or one of 4; where in a byte: CodeBits
 #pragma once
 
 #include "formats.h"
@@ -281,10 +279,15 @@ void fill_small_groups(Gemm* gemms) {
   Way<Format<32>>::fill(gemms[1]);
 }
 template <template <class> class Way, template <int> class Format>
+void fill_large_groups(Gemm* gemms) {
+  Way<Format<32>>::fill(gemms[0]);
+  Way<Format<64>>::fill(gemms[1]);
+  Way<Format<128>>::fill(gemms[2]);
+}
+template <template <class> class Way, template <int> class Format>
 void fill_groups(Gemm* gemms) {
-  fill_small_groups<Way, Format>(gemms);
-  Way<Format<64>>::fill(gemms[2]);
-  Way<Format<128>>::fill(gemms[3]);
+  Way<Format<16>>::fill(gemms[0]);
+  fill_large_groups<Way, Format>(gemms + 1);
 }
 
 template <template <class> class Way>
@@ -292,7 +295,7 @@ void fill_quantized(Kernels& kernels) {
   Way<Int8>::fill(kernels.gemm_int8);
   fill_groups<Way, Int8Groups>(kernels.gemm_int8_groups);
   Way<Int2>::fill(kernels.gemm_int2);
-  Way<Int2Groups>::fill(kernels.gemm_int2_groups);
+  fill_large_groups<Way, Int2Groups>(kernels.gemm_int2_groups);
   fill_groups<Way, Int4>(kernels.gemm_int4);
   fill_small_groups<Way, Int5>(kernels.gemm_int5);
   fill_small_groups<Way, Int6>(kernels.gemm_int6);
@@ -300,8 +303,8 @@ void fill_quantized(Kernels& kernels) {
   Way<Nested<Int6<16>, 1>>::fill(kernels.gemm_nested[kNestedInt6]);
   Way<Nested<Int5<32>, 2>>::fill(kernels.gemm_nested[kNestedInt5]);
   Way<Nested<Codes4<32>, 2>>::fill(kernels.gemm_nested[kNestedInt4]);
-  Way<Nested<Codes4<16>, 2>>::fill(kernels.gemm_nested[kNestedInt4Small]);
-  Way<Nested<Codes4<16>, 1>>::fill(kernels.gemm_nested[kNestedInt4Single]);
+  Way<Nested<Int3<16>, 1>>::fill(kernels.gemm_nested[kNestedInt3]);
+  Way<Nested<Int2Groups<16>, 2>>::fill(kernels.gemm_nested[kNestedInt2]);
   Way<Nested<Levels<32>, 1>>::fill(kernels.gemm_nested[kNestedLevels]);
 }
 

@@ -28,7 +28,7 @@ template <class Format, int Rows>
 QR_INLINE void fetch_after(const char* half, int64_t row) {
   constexpr int64_t kLines = Format::kHalfBytes / 64;
   const char* line = half + row * kLines / 8 * 64;
-  for (int64_t i = 0; i < Rows * kLines / 8; ++i, line += 64)
+  for (int64_t i = 0; i < (Rows * kLines + 7) / 8; ++i, line += 64)
     for (int64_t at = 0; at < kAtOnce * W * 4; at += 64) prefetch_stream(line + at / 64 * Format::kHalfBytes);
 }
 

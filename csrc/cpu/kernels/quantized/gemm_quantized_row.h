@@ -91,7 +91,7 @@ struct OneRow {
 #endif
 
   QR_INLINE void add_rows(const Format& format, vi* acc, const int8_t* x, const char* half, int64_t begin) {
-    each<kRows * kRowBytes / 64>([&](auto line) __attribute__((always_inline)) {
+    each<(kRows * kRowBytes + 63) / 64>([&](auto line) __attribute__((always_inline)) {
       prefetch_to_l2(half + begin * kRowBytes + line * 64 + kFarBytes);
     });
     add_products(format, acc, x, half, begin);

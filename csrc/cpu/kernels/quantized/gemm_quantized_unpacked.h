@@ -120,7 +120,7 @@ class UnpackedPanel {
     constexpr int64_t kDistance = Layout::kInputs < 64 ? 2 * Format::kHalfBytes : Layout::kPackedBytes;
     const int64_t step = Layout::step_of(begin), within = Layout::in_step(begin);
     Ahead ahead{packed + begin / Layout::kInputs * Layout::kPackedBytes + kDistance,
-                row_end - row_begin < 2 * kTileRows ? kLines : kLines / 2};
+                row_end - row_begin < 2 * kTileRows ? kLines : (kLines + 1) / 2};
     const char* last = ahead.at + Layout::kPackedBytes;
     int64_t row = row_begin;
     for (; row + kTileRows <= row_end; row += kTileRows, sums += kTileRows * kPanel) {

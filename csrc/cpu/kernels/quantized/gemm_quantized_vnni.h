@@ -13,7 +13,7 @@ namespace {
 // Rows of a tile; divides the height of a block of x. Eight leave no registers for what a block adds up to; where weights
 // take many operations to unpack, it is kept in memory rather. Where AMX multiplies more, eight come at most.
 template <class Format>
-constexpr bool kHasSmallTiles = Format::kNested && Format::kBits < 6;
+constexpr bool kHasSmallTiles = Format::kNested && Format::kBits < 6 && Format::kBits != 3;
 #if defined(__AMX_INT8__)
 template <class Format>
 constexpr int kTileRows = 8;
@@ -72,7 +72,7 @@ template <class Format>
 struct FetchTwice {
   const char *soon, *later;
   __attribute__((always_inline)) void fetch(int row) const {
-    constexpr int64_t kLines = Format::kHalfBytes / 64, kAtOnce = kLines * Format::kRowsTogether / 8;
+    constexpr int64_t kLines = Format::kHalfBytes / 64, kAtOnce = (kLines * Format::kRowsTogether + 7) / 8;
     for (int64_t line = 0, first = row * kLines / 8 * 64; line < kAtOnce * 64; line += 64)
       for (int64_t half = 0; half < 2 * Format::kHalfBytes; half += Format::kHalfBytes) {
         prefetch(soon + half + first + line);

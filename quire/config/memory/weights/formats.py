@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 
 from quire.utils.math import cdiv, round_up
@@ -27,19 +28,34 @@ class Codes(StrEnum):
     INT6 = "int6"
     INT5 = "int5"
     INT4 = "int4"
+    INT3 = "int3"
     INT2 = "int2"
-    """-1 .. 2, for ternary numbers."""
+    """-1 .. 2."""
     LEVELS = "levels"
     """Four bits that stand for one of sixteen values of int8."""
     FLOAT8 = "float8"
 
 
-BITS = {Codes.INT8: 8, Codes.INT6: 6, Codes.INT5: 5, Codes.INT4: 4, Codes.INT2: 2, Codes.LEVELS: 4, Codes.FLOAT8: 8}
+BITS = {
+    Codes.INT8: 8,
+    Codes.INT6: 6,
+    Codes.INT5: 5,
+    Codes.INT4: 4,
+    Codes.INT3: 3,
+    Codes.INT2: 2,
+    Codes.LEVELS: 4,
+    Codes.FLOAT8: 8,
+}
 """Of a stored value."""
-INTEGERS = {2: Codes.INT2, 4: Codes.INT4, 5: Codes.INT5, 6: Codes.INT6}
-"""By the bits that values need; those of three have four, those of seven eight."""
-GROUPS_OF = {Codes.INT6: (32, 16), Codes.INT5: (32, 16), Codes.INT2: (128,)}
-"""Where they are not all of `GROUPS`."""
+INTEGERS = {1: Codes.INT4, 2: Codes.INT2, 3: Codes.INT3, 4: Codes.INT4, 5: Codes.INT5, 6: Codes.INT6}
+"""By the bits that values need; those of seven have eight."""
+GROUPS_OF: Mapping[Codes, tuple[int, ...]] = {
+    Codes.INT6: (32, 16),
+    Codes.INT5: (32, 16),
+    Codes.INT3: (),
+    Codes.INT2: (128, 64, 32),
+}
+"""With scales that are not nested, where they are not all of `GROUPS`."""
 WHOLE_ROWS = (Codes.INT8, Codes.INT2)
 """Integers that may have one scale for an output feature."""
 
@@ -55,9 +71,9 @@ class Shift(StrEnum):
 NESTED = (
     (Codes.INT6, 16, Shift.NONE),
     (Codes.INT5, 32, Shift.OFFSETS),
-    (Codes.INT4, 16, Shift.NONE),
-    (Codes.INT4, 16, Shift.OFFSETS),
     (Codes.INT4, 32, Shift.OFFSETS),
+    (Codes.INT3, 16, Shift.NONE),
+    (Codes.INT2, 16, Shift.OFFSETS),
     (Codes.LEVELS, 32, Shift.NONE),
 )
 """Formats with nested scales: those of GGUF's blocks of 256."""
@@ -112,9 +128,9 @@ class WeightFormat:
     def num_bytes_on_gpu(self, out_features: int, in_features: int) -> int:
         """As `num_bytes`, of a weight that the Triton kernels packed: five and six bits take a byte, scales four.
 
-        Two bits take four. Nested scales become such scales.
+        Two and three bits take four. Nested scales become such scales.
         """
-        has_halves = self.codes in (Codes.INT4, Codes.INT2, Codes.LEVELS)
+        has_halves = self.codes in (Codes.INT4, Codes.INT3, Codes.INT2, Codes.LEVELS)
         step = 2 * gpu_step(self.group)
         values = out_features * (round_up(in_features, step) // 2 if has_halves else in_features)
         groups = out_features * (cdiv(in_features, self.group) if self.group else 1)
@@ -141,7 +157,7 @@ def native_format(
     """The format that the native kernels keep such a weight in; None where they have none.
 
     A group may become several smaller ones with the same scale. 8-bit floats in small groups become integers. Nested
-    scales become plain ones where inputs are not whole blocks.
+    scales become plain ones where inputs are not whole blocks. Two and three bits take four in groups that they lack.
     bits, group_size: as in `ops.operands.QuantizedRows`.
     """
     has_row_scale = group_size >= in_features
@@ -152,19 +168,23 @@ def native_format(
         return WeightFormat(codes=Codes.FLOAT8, group=0 if has_row_scale else FLOAT8_GROUP)
     if not 1 <= bits <= 8 or (has_levels and bits > 4) or (has_zero_points and (has_offsets or has_levels)):
         return None
-    codes = Codes.LEVELS if has_levels else INTEGERS.get(4 if bits in (1, 3) else bits, Codes.INT8)
+    codes = Codes.LEVELS if has_levels else INTEGERS.get(bits, Codes.INT8)
     if codes in WHOLE_ROWS and has_row_scale and shift is Shift.NONE:
         return WeightFormat(codes=codes, group=0)
+    nested = WeightFormat(codes=codes, group=group_size, shift=shift, is_nested=True)
+    if is_nested and in_features % NESTED_BLOCK == 0 and nested.name in BY_NAME:
+        return nested
+    group = _native_group(codes, group_size, in_features)
+    if group is None and codes in (Codes.INT2, Codes.INT3):
+        codes, group = Codes.INT4, _native_group(Codes.INT4, group_size, in_features)
+    return None if group is None else WeightFormat(codes=codes, group=group, shift=shift)
+
+
+def _native_group(codes: Codes, group_size: int, in_features: int) -> int | None:
+    """The groups that `codes` have in place of those of `group_size`; None where there are none."""
     groups = GROUPS_OF.get(codes, GROUPS)
-    group = next((group for group in (group_size, *groups) if group in groups and group_size % group == 0), None)
-    if group is None and has_row_scale:
-        group = groups[0]
-    if group is None:
-        return None
-    format = WeightFormat(codes=codes, group=group, shift=shift)
-    nested = replace(format, is_nested=True)
-    has_blocks = is_nested and group == group_size and in_features % NESTED_BLOCK == 0
-    return nested if has_blocks and nested.name in BY_NAME else format
+    same = next((group for group in (group_size, *groups) if group in groups and group_size % group == 0), None)
+    return next(iter(groups), None) if same is None and group_size >= in_features else same
 
 
 def parse(name: str) -> WeightFormat | None:

@@ -22,6 +22,7 @@ CODES = {
     Codes.INT5: 5,
     Codes.INT6: 6,
     Codes.INT2: 7,
+    Codes.INT3: 8,
 }
 """By `qr_format`."""
 TENSORS = ("packed", "scales", "zero_points", "offsets", "levels", "order")
