@@ -84,6 +84,7 @@ def rounded_by_each(openvino: str, gguf: str) -> Format:
     return Format({"quire": convert.as_it_is} | forms)
 
 
+GGUF_KINDS = ("Q2_K", "Q3_K_M", "Q4_0", "Q4_K_S", "Q4_K_M", "Q5_K_S", "Q5_K_M", "Q6_K", "Q8_0")
 FORMATS = {
     "bf16": Format(
         {
@@ -97,7 +98,7 @@ FORMATS = {
     ),
     "int8": rounded_by_each("int8", "Q8_0"),
     "int4": rounded_by_each("int4", "Q4_0"),
-    **{kind.lower(): one_gguf(kind) for kind in ("Q4_0", "Q4_K_S", "Q4_K_M", "Q5_K_S", "Q5_K_M", "Q6_K", "Q8_0")},
+    **{kind.lower(): one_gguf(kind) for kind in GGUF_KINDS},
     "gptq": one_checkpoint("gptq"),
     "awq": one_checkpoint("awq"),
 }
