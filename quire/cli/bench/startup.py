@@ -56,6 +56,8 @@ def run(args: argparse.Namespace) -> int:
         print(f"  {name:<12} {seconds:.3f} s")
     share = statistics.median(sum(ledger.values()) / total for ledger, total in zip(ledgers, totals, strict=True))
     print(f"  the stages account for {share:.1%} of the time")
+    if sys.dont_write_bytecode:
+        print("  PYTHONDONTWRITEBYTECODE is set: modules without stored bytecode were compiled at every start")
     if args.output_json:
         result: dict[str, Any] = {"median": median, "totals": totals, "stages": medians, "accounted": share}
         write_json(args.output_json, result)
