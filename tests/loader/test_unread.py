@@ -58,7 +58,7 @@ def test_what_no_model_needs_is_told_once_and_changes_nothing(
     name: str, checkpoint: Checkpoint, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     family, names, reason = MORE[name]
-    more = {name: torch.ones(3, 3) for name in names}
+    more = {name: torch.ones(320, 64) for name in names}  # as the embedding, whose shape a second head must have
     directory = copied(checkpoint(family), tmp_path, lambda tensors: tensors.update(more))
     caplog.set_level("INFO", "quire")
     found = Harness(REFERENCE, directory).logits([1, 2, 3])
