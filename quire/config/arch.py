@@ -16,6 +16,7 @@ from quire.config.family_spec import DECODER, FamilySpec, HeadNorms, HeadTransfo
 from quire.config.identify import identify
 from quire.config.joins import check_joins
 from quire.config.layers.any_mixer import MixerSpec
+from quire.config.layers.by_layer import BY_LAYER
 from quire.config.layers.experts import ExpertsSpec
 from quire.config.layers.layer_kinds import Heads, LayerKind
 from quire.config.layers.mixers import AttentionSpec, CompressedAttentionSpec, LatentAttentionSpec, PositionScale
@@ -364,6 +365,8 @@ def _keys(raw: Mapping[str, Any], source: str, family: FamilySpec) -> ConfigKeys
         value = raw.get(name, family.defaults.get(name))
         if value is not None and value is not False:
             raise ConfigError(f"{source}: {name} is {shown(value)}, but quire {instead}")
+    if raw.get(BY_LAYER) and BY_LAYER not in family.defaults:
+        keys.refuse(BY_LAYER, raw[BY_LAYER], "must be left out: layers of this family have no keys of their own")
     return ConfigKeys({**raw, **family.derived(keys)}, source, family.defaults, family.spellings)
 
 

@@ -7,7 +7,7 @@ parameters, the memory plan, the groups of the KV cache, and the decoder that ru
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -250,12 +250,15 @@ def plain(bias: Flag = False) -> MlpRule:
 
 
 def experts(rule: ExpertsRule, bias: Flag = False, dense_size: str = "intermediate_size") -> MlpRule:
-    """Mixtures of experts in the layers that a rule names, gated MLPs in the others, as wide as a key says."""
+    """Mixtures of experts in the layers that a rule names, gated MLPs in the others, as wide as a key says.
+
+    MLPs and shared experts have a bias, or neither has.
+    """
 
     def mlps(keys: ConfigKeys, num_layers: int, size: int) -> tuple[MlpSpec, ...]:
-        size = keys.count(dense_size, default=size)
-        plain = MlpSpec(kind=MlpKind.GATED, intermediate_size=size, has_bias=is_set(keys, bias))
-        return tuple(plain if spec is None else mixture(spec) for spec in rule(keys, num_layers))
+        size, has_bias = keys.count(dense_size, default=size), is_set(keys, bias)
+        plain = MlpSpec(kind=MlpKind.GATED, intermediate_size=size, has_bias=has_bias)
+        return tuple(plain if spec is None else mixture(spec, has_bias) for spec in rule(keys, num_layers))
 
     return mlps
 
@@ -265,8 +268,9 @@ def no_mlp(keys: ConfigKeys, num_layers: int, size: int) -> tuple[MlpSpec, ...]:
     return _alike(MlpKind.NONE, 0, False, num_layers)
 
 
-def mixture(spec: ExpertsSpec) -> MlpSpec:
+def mixture(spec: ExpertsSpec, has_shared_bias: bool = False) -> MlpSpec:
     """A layer's mixture of experts."""
+    spec = replace(spec, has_shared_bias=has_shared_bias and spec.shared_size > 0)
     widest = max(spec.size, spec.shared_size)
     return MlpSpec(kind=MlpKind.EXPERTS, intermediate_size=widest, has_bias=False, experts=spec)
 

@@ -128,7 +128,7 @@ class MixtureOfExperts:
         blocks = [ctx, *map(ctx.beside, BLOCKS)]
         ctx = next((block for block in blocks if _router_name(block)), ctx)
         known = SPELLINGS if spec.is_gated else UNGATED
-        spelling = next((s for s in known if ctx.has(_first(s))), known[0])
+        spelling = next((s for s in known if any(map(ctx.has, _tensors(s)))), known[0])
         self.ops = ctx.ops
         self.routing = spec.routing
         gated = activation_of if spec.is_gated else ungated_activation_of
@@ -181,9 +181,11 @@ class MixtureOfExperts:
         )
 
 
-def _first(spelling: _Spelling) -> str:
-    """A tensor that tells the spelling."""
-    return spelling.gate_up if isinstance(spelling, _Stacked) else (spelling.gate or spelling.up).replace("#", "0")
+def _tensors(spelling: _Spelling) -> list[str]:
+    """The tensors that tell the spelling, one of which a damaged checkpoint may lack."""
+    if isinstance(spelling, _Stacked):
+        return [spelling.gate_up, spelling.down]
+    return [name.replace("#", "0") for name in (spelling.gate, spelling.up, spelling.down) if name is not None]
 
 
 def _router_name(ctx: LayerContext) -> str | None:
@@ -330,8 +332,10 @@ class _SharedMlp:
 
 def _shared_place(arch: ModelArch, ctx: LayerContext) -> LayerContext:
     """Where the checkpoint has the shared expert."""
+    names = arch.family.names
+    parts = [f"{name}.weight" for name in (*names.gate_up, names.up, names.down)]
     places = [ctx.child(name) for name in SHARED] + [ctx.beside(name) for name in SHARED]
-    return next((place for place in places if place.has(f"{arch.family.names.down}.weight")), places[0])
+    return next((place for place in places if any(map(place.has, parts))), places[0])
 
 
 def _shared(arch: ModelArch, spec: ExpertsSpec, ctx: LayerContext) -> ExpertWeights:

@@ -15,6 +15,8 @@ from quire.layers.context import LayerContext
 from quire.layers.quantization.schemes import DENSE, SCHEMES
 from quire.layers.weights import WeightMap
 from quire.loader.checkpoint import TensorSource, open_checkpoint
+from quire.loader.headers import raise_problems
+from quire.loader.mapped_file import DTYPES
 from quire.loader.readers import CheckpointReader, DummyReader, HeaderReader
 from quire.loader.unread import SECOND_HEAD, unread_parts, why_needless
 from quire.log import get_logger
@@ -101,28 +103,42 @@ def _load_checkpoint(
     model_class(arch, context(weights=headers))
     headers.raise_problems()
     _tell_scales(arch, context, headers)
-    _tell_other_head(arch, checkpoint, headers)
+    _check_second_head(arch, checkpoint, headers)
     reader = CheckpointReader(checkpoint, weight_map, num_bytes=headers.num_bytes, progress=progress)
     return model_class(arch, context(weights=reader))
 
 
-def _tell_other_head(arch: ModelArch, checkpoint: TensorSource, headers: HeaderReader) -> None:
-    """Warn of a head that is not read and has other numbers than the embedding, which config.json makes the head."""
+def _check_second_head(arch: ModelArch, checkpoint: TensorSource, headers: HeaderReader) -> None:
+    """Warn of a head that is not read and has other numbers than the embedding, which config.json makes the head.
+
+    Raises: CheckpointError for one of another size.
+    """
     names = arch.family.names
     embedding = checkpoint.tensors.get(headers.names(f"{names.base}.{names.embedding}.weight"))
     if not arch.tie_word_embeddings or embedding is None:
         return
+    heads = [
+        head
+        for name, head in checkpoint.tensors.items()
+        if name not in headers.used and why_needless(name) == SECOND_HEAD and head.dtype in DTYPES
+    ]
+    raise_problems(
+        checkpoint.directory,
+        [
+            f"{head.file.name}: {head.name} has shape {list(head.shape)}, but the embedding, which is the head as "
+            f"tie_word_embeddings is true, has {list(embedding.shape)}; one of the two belongs to another model"
+            for head in heads
+            if head.shape != embedding.shape
+        ],
+    )
     rows = torch.linspace(0, embedding.shape[0] - 1, SAMPLED_ROWS).long()
-    for name, head in checkpoint.tensors.items():
-        is_second = name not in headers.used and why_needless(name) == SECOND_HEAD
-        if not is_second or (head.shape, head.dtype) != (embedding.shape, embedding.dtype):
-            continue
-        first, second = (checkpoint.view(tensor)[rows].view(torch.uint8) for tensor in (embedding.name, name))
-        if not torch.equal(first, second):
+    for head in heads:
+        values, others = (checkpoint.view(tensor.name)[rows] for tensor in (embedding, head))
+        if not (torch.equal(values.to(others.dtype), others) or torch.equal(values, others.to(values.dtype))):
             log.warning(
                 "%s has other numbers than the embedding, which is the head instead as tie_word_embeddings is true; "
                 "if the head was trained by itself, set tie_word_embeddings to false in config.json",
-                name,
+                head.name,
             )
 
 

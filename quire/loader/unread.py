@@ -35,8 +35,8 @@ UNREAD: Mapping[str, re.Pattern[str]] = MappingProxyType(
         "rotary tables, which quire computes": re.compile(r"rotary_emb\.inv_freq$"),
         "masks, which quire computes": re.compile(r"\.(attn|attention)\.(masked_)?bias$"),
         "decays of attention, which quire computes": DECAYS,
-        SECOND_HEAD: re.compile(r"lm_head\.weight$"),
         DRAFTING: re.compile(r"(^|\.)mtp[._]"),
+        SECOND_HEAD: re.compile(r"lm_head\.weight$"),
     }
 )
 """Tensors that some checkpoints have and no model of theirs needs, by what is said of them."""

@@ -356,6 +356,11 @@ WRONG: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {
     "architectures none": (LLAMA, {"architectures": []}, ["architectures", "exactly one"]),
     "architectures a string": (LLAMA, {"architectures": "LlamaForCausalLM"}, ["architectures"]),
     "vocab_size missing": (LLAMA, {"vocab_size": None}, ["vocab_size", "missing"]),
+    "keys of single layers": (
+        LLAMA,
+        {"per_layer_config": {"1": {"rms_norm_eps": 0.5}}},
+        ["per_layer_config", "left out"],
+    ),
     "hidden_size zero": (LLAMA, {"hidden_size": 0}, ["hidden_size", "is 0", "above 0"]),
     "hidden_size negative": (LLAMA, {"hidden_size": -64}, ["hidden_size", "-64"]),
     "hidden_size a fraction": (LLAMA, {"hidden_size": 64.5}, ["hidden_size", "64.5"]),

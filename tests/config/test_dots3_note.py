@@ -69,6 +69,16 @@ def test_published_keys_mean_what_transformers_writes() -> None:
     assert {window for window, _ in window_shares(arch)} == {128, 2048}
 
 
+def test_numbers_of_layers_may_be_filled_with_zeros() -> None:
+    """As transformers writes them where there are more than ten."""
+    from transformers import AutoConfig
+
+    sizes = {**SMALL, "num_hidden_layers": 12}
+    written = json.loads(AutoConfig.for_model("dots3_note_text", **sizes).to_json_string(use_diff=False))
+    assert "02" in written["per_layer_config"]
+    assert ModelArch.from_config(written, source="config.json").layers == arch_of(**sizes).layers
+
+
 def test_layers_may_have_neither_window_nor_indexer() -> None:
     arch = arch_of(**{**SMALL, "use_dsa": False, "use_sliding_window": False})
     assert {(mixer.window, mixer.indexer) for mixer in mixers_of(arch)} == {(None, None)}

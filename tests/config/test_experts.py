@@ -10,6 +10,7 @@ from quire.config.arch import ModelArch
 from quire.config.layers.experts import ExpertsSpec, Routing
 from quire.config.memory.weights.shapes import num_active_parameters, num_parameters
 from quire.errors import ConfigError
+from tests.family_configs import FAMILIES
 
 QWEN3_30B_A3B: dict[str, Any] = {
     "architectures": ["Qwen3MoeForCausalLM"],
@@ -208,6 +209,14 @@ def test_rotations_are_read_by_the_names_of_the_family() -> None:
     (minimax,), (phi,) = arch_of(MINIMAX_M2).ropes, arch_of(PHI_35_MOE).ropes
     assert (minimax.rotary_dim, minimax.theta) == (64, 5e6)
     assert (phi.rotary_dim, phi.attention_factor) == (128, 1.243163121016122)
+
+
+def test_a_rotation_that_transformers_does_not_read_is_refused_by_name() -> None:
+    """Its class of Command A MoE has a field `rope_scaling`, which nothing reads: it is not taken for the old key."""
+    raw = {**FAMILIES["cohere2_moe"], "model_type": "cohere2_moe", "rope_theta": 1e3}
+    with pytest.raises(ConfigError, match="rope_scaling is "):
+        arch_of(raw, rope_scaling={"type": "linear", "factor": 2.0})
+    assert arch_of(raw, rope_scaling=None).ropes == arch_of(raw).ropes
 
 
 def test_what_phimoe_does_not_do_is_refused_by_name() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,6 +13,7 @@ from quire.config.layers.layer_kinds import Heads
 from quire.config.memory.weights.shapes import num_active_parameters, num_parameters
 from quire.errors import ConfigError
 from quire.messages.kv import FullAttentionSpec
+from tests.family_configs import FAMILIES
 
 SMALL: Mapping[str, Any] = {
     "architectures": ["Gemma4ForCausalLM"],
@@ -50,8 +52,20 @@ def arch_of(raw: Mapping[str, Any], **changes: Any) -> ModelArch:
 def by_layer(raw: Mapping[str, Any], overrides: Mapping[str, Any], every: int) -> dict[str, Any]:
     """As transformers 5 writes it: with an object for each full layer."""
     left = {key: value for key, value in raw.items() if key != "num_global_key_value_heads"}
-    full = range(every - 1, raw.get("num_hidden_layers", 30), every)
-    return {**left, "per_layer_config": {str(index): dict(overrides) for index in full}}
+    count = raw.get("num_hidden_layers", 30)
+    numbers = (str(index).zfill(len(str(count - 1))) for index in range(every - 1, count, every))
+    return {**left, "per_layer_config": {number: dict(overrides) for number in numbers}}
+
+
+def test_what_transformers_writes_is_what_the_published_keys_mean() -> None:
+    from transformers import AutoConfig
+
+    sizes = {**FAMILIES["gemma4_text"], "num_hidden_layers": 12, "layer_types": None}
+    config = AutoConfig.for_model("gemma4_text", **sizes)
+    written = {**json.loads(config.to_json_string(use_diff=False)), "architectures": ["Gemma4ForCausalLM"]}
+    assert sorted(written["per_layer_config"]) == ["05", "11"]
+    left = {key: value for key, value in written.items() if key != "per_layer_config"}
+    assert arch_of(written).layers == arch_of(left, global_head_dim=48).layers
 
 
 def test_full_layers_have_heads_of_their_own_in_both_spellings() -> None:

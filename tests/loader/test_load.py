@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire.errors import ConfigError
+from quire.errors import CheckpointError, ConfigError
 from quire.layers.weights import ShardSpec, WeightMap
 from quire.loader.checkpoint import Checkpoint
 from quire.loader.load import load_model
@@ -98,17 +98,39 @@ def test_relics_are_ignored(checkpoint: MakeCheckpoint, tmp_path: Path, family: 
     assert torch.equal(logits(directory), logits(checkpoint(family)))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("is_other", [False, True])
 def test_a_head_with_other_numbers_than_the_tied_embedding_is_warned_of(
-    checkpoint: MakeCheckpoint, tmp_path: Path, is_other: bool, caplog: pytest.LogCaptureFixture
+    checkpoint: MakeCheckpoint, tmp_path: Path, is_other: bool, dtype: torch.dtype, caplog: pytest.LogCaptureFixture
 ) -> None:
     directory = copied(checkpoint("qwen2", tie_word_embeddings=True), tmp_path)
     file = directory / "model.safetensors"
     tensors = read(file)
     head = tensors["model.embed_tokens.weight"].clone()
-    write(file, {**tensors, "lm_head.weight": head + is_other})
+    write(file, {**tensors, "lm_head.weight": (head + is_other).to(dtype)})
     assert torch.equal(logits(directory), logits(checkpoint("qwen2", tie_word_embeddings=True)))
     assert ("set tie_word_embeddings to false" in caplog.text) == is_other
+
+
+def test_a_head_of_another_size_than_the_tied_embedding_is_refused(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
+    directory = copied(checkpoint("qwen2", tie_word_embeddings=True), tmp_path)
+    file = directory / "model.safetensors"
+    write(file, {**read(file), "lm_head.weight": torch.ones(7, 64)})
+    with pytest.raises(CheckpointError, match=r"lm_head.weight has shape \[7, 64\], but the embedding"):
+        logits(directory)
+
+
+@pytest.mark.parametrize("name", ["layer_multipliers", "ngram_heads_vocab_sizes", "ngram_heads_offsets"])
+def test_each_number_of_ngrams_that_a_checkpoint_lacks_follows_from_its_config(
+    checkpoint: MakeCheckpoint, tmp_path: Path, name: str
+) -> None:
+    directory = copied(checkpoint("qwen4_exp_text"), tmp_path)
+    file = directory / "model.safetensors"
+    tensors = read(file)
+    kept = {stored: value for stored, value in tensors.items() if not stored.endswith(f".{name}")}
+    assert len(kept) < len(tensors)
+    write(file, kept)
+    assert torch.equal(logits(directory), logits(checkpoint("qwen4_exp_text")))
 
 
 @pytest.mark.parametrize(("family", "prefix"), [("gpt2", "transformer."), ("opt", "model."), ("qwen3", "model.")])

@@ -58,7 +58,7 @@ def test_what_no_model_needs_is_told_once_and_changes_nothing(
     name: str, checkpoint: Checkpoint, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     family, names, reason = MORE[name]
-    more = {name: torch.ones(3, 3) for name in names}
+    more = {name: torch.ones(320, 64) for name in names}  # as the embedding, whose shape a second head must have
     directory = copied(checkpoint(family), tmp_path, lambda tensors: tensors.update(more))
     caplog.set_level("INFO", "quire")
     found = Harness(REFERENCE, directory).logits([1, 2, 3])
@@ -88,6 +88,9 @@ def test_layers_behind_the_models_own_are_drafting_layers_where_the_config_says_
     ("family", "part", "count"),
     [
         ("mixtral", ".experts.3.", 9),
+        ("mixtral", "layers.1.block_sparse_moe.experts.0.w1", 1),
+        ("glm4_moe", "layers.1.mlp.shared_experts.down_proj", 1),
+        ("granitemoe", "layers.1.block_sparse_moe.input_linear", 1),
         ("qwen2_moe", ".shared_expert", 4),
         ("ernie4_5_moe", "e_score_correction_bias", 2),
         ("falcon", "query_key_value", 3),

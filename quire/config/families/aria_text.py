@@ -28,6 +28,6 @@ SPEC = FamilySpec(
         "bos_token_id": 1,
         "eos_token_id": 2,
     },
-    mlp=experts(_experts),
+    mlp=experts(_experts, "mlp_bias"),
     names=WeightNames(experts_transposed=True),
 )

@@ -58,6 +58,7 @@ SPEC = FamilySpec(
         OF_DENSE: 1,
     },
     derived=epsilon,
+    refused={"rope_scaling": "reads the rotation of this family from rope_parameters alone. Put it there."},
     layer_kinds=listed_or(by_patterns),
     rotated=rotated,
     rotates_pairs=True,

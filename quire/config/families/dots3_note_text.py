@@ -8,6 +8,7 @@ from typing import Any
 from quire.config.config_keys import ConfigKeys
 from quire.config.families.deepseek_v32 import DEFAULTS
 from quire.config.family_spec import FamilySpec, WeightNames, experts
+from quire.config.layers.by_layer import BY_LAYER, by_layer
 from quire.config.layers.experts import ExpertsSpec, deepseek_v3_experts, whole_number
 from quire.config.layers.latent import INDEXED, indexed_heads, indexer_of, latent_attention, latent_heads
 from quire.config.layers.layer_kinds import LayerKind
@@ -25,8 +26,6 @@ SIZES = {
 }
 """What layers with a window have of their own, and what it is where no key says so; `swa_` begins those keys."""
 OWN = (*SIZES, "qk_rope_head_dim")
-BY_LAYER = "per_layer_config"
-"""In configs that transformers writes, what each layer has, by its number."""
 attention = latent_attention(interleaved=True)
 
 
@@ -79,19 +78,16 @@ def _mlp_types(keys: ConfigKeys, num_layers: int) -> Any:
 
 def _sizes(keys: ConfigKeys, kinds: Sequence[str]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     """Of the layers without a window, and of those with one."""
-    written, common = keys.raw.get(BY_LAYER), {name: keys.given(name)[1] for name in OWN}
+    written, common = by_layer(keys, len(kinds)), {name: keys.given(name)[1] for name in OWN}
     if written is None:
         swa = ConfigKeys(keys.raw, keys.source, {f"swa_{name}": size for name, size in SIZES.items()})
         sliding = {name: swa.count(f"swa_{name}") for name in SIZES}
         rest = sliding["head_dim"] - sliding["qk_nope_head_dim"]
         return common, {**sliding, "qk_rope_head_dim": swa.count("swa_qk_rope_head_dim", default=rest)}
-    if not isinstance(written, Mapping) or not all(isinstance(own, Mapping) for own in written.values()):
-        keys.refuse(BY_LAYER, written, "must have an object for each layer that differs, by its number")
-    by_number = {str(number): own for number, own in written.items()}
     found: dict[bool, Mapping[str, Any]] = {True: common, False: common}
     seen: set[bool] = set()
     for index, kind in enumerate(kinds):
-        own, is_sliding = by_number.get(str(index), {}), kind == LayerKind.SLIDING
+        own, is_sliding = written.get(index, {}), kind == LayerKind.SLIDING
         unknown = sorted(set(own) - set(OWN))
         if unknown:
             keys.refuse(f"{BY_LAYER}.{index}", unknown, f"may have {', '.join(OWN)} alone")
@@ -194,6 +190,7 @@ SPEC = FamilySpec(
         "rms_norm_eps": 1e-5,
         "rope_theta": 80_000_000.0,
         "swa_rope_theta": 50_000.0,
+        BY_LAYER: None,
         "bos_token_id": 151_643,
         "eos_token_id": 151_668,
     },

@@ -8,6 +8,7 @@ from typing import Any
 from quire.config.config_keys import ConfigKeys
 from quire.config.families.gemma2 import both_sides
 from quire.config.family_spec import FamilySpec, HeadNorms, MlpKind, MlpSpec, Scales
+from quire.config.layers.by_layer import BY_LAYER, by_layer
 from quire.config.layers.experts import gemma4_experts, whole_number
 from quire.config.layers.layer_kinds import Heads, LayerKind, full_every, last_read, listed_or
 from quire.config.layers.streams import LayerEmbeddingsSpec
@@ -52,24 +53,21 @@ def heads(keys: ConfigKeys, given: Heads) -> Mapping[LayerKind, Heads]:
 
 def _of_full_layers(keys: ConfigKeys) -> Mapping[str, Any]:
     """What full layers have in place of keys of the config."""
-    listed = keys.raw.get("per_layer_config")
-    if listed is None:
+    num_layers = keys.count("num_hidden_layers")
+    own = by_layer(keys, num_layers)
+    if own is None:
         shares = keys.flag("attention_k_eq_v", default=False)
         found = {
             "head_dim": "global_head_dim",
             **({"num_key_value_heads": "num_global_key_value_heads"} if shares else {}),
         }
         return {key: keys.find((name,))[1] for key, name in found.items()}
-    kinds = layer_kinds(keys, keys.count("num_hidden_layers"))
-    full = {str(index) for index, kind in enumerate(kinds) if kind is LayerKind.FULL}
-    own = {str(index): value for index, value in listed.items()} if isinstance(listed, Mapping) else {}
+    full = {index for index, kind in enumerate(layer_kinds(keys, num_layers)) if kind is LayerKind.FULL}
     values = [*own.values()]
-    is_known = isinstance(listed, Mapping) and all(isinstance(value, Mapping) for value in values)
-    is_known = is_known and all(set(value) <= {"head_dim", "num_key_value_heads"} for value in values)
+    is_known = all(set(value) <= {"head_dim", "num_key_value_heads"} for value in values)
     if not is_known or (own and set(own) != full) or any(value != values[0] for value in values):
-        keys.refuse(
-            "per_layer_config", listed, "must have head_dim and num_key_value_heads, the same of all full layers"
-        )
+        problem = "must have head_dim and num_key_value_heads, the same of all full layers"
+        keys.refuse(BY_LAYER, keys.raw[BY_LAYER], problem)
     return values[0] if values else {}
 
 
@@ -120,6 +118,7 @@ DEFAULTS = {
     "vocab_size_per_layer_input": 262_144,
     "hidden_size_per_layer_input": 256,
     "num_kv_shared_layers": 0,
+    BY_LAYER: None,
     "bos_token_id": 2,
     "eos_token_id": 1,
 }

@@ -44,7 +44,7 @@ def _mlps(keys: ConfigKeys, num_layers: int, size: int) -> tuple[MlpSpec, ...]:
     nothing = MlpSpec(kind=MlpKind.NONE, intermediate_size=0, has_bias=False)
     specs = {"mlp": MlpSpec(kind=MlpKind.PLAIN, intermediate_size=size, has_bias=has_bias)}
     if "moe" in kinds:
-        specs["moe"] = mixture(nemotron_h_experts(keys))
+        specs["moe"] = mixture(nemotron_h_experts(keys), has_bias)
     return tuple(specs.get(kind, nothing) for kind in kinds)
 
 

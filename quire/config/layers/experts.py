@@ -241,7 +241,6 @@ def ernie_experts(keys: ConfigKeys, num_layers: int) -> tuple[ExpertsSpec | None
         ),
         has_choice_bias=True,
         shared_size=num_shared * size,
-        has_shared_bias=keys.flag("use_bias", default=False) and num_shared > 0,
     )
     first, interval = whole_number(keys, "moe_layer_start_index"), keys.count("moe_layer_interval")
     last = keys.raw.get("moe_layer_end_index", -1)
@@ -323,9 +322,9 @@ def deepseek_v3_experts(keys: ConfigKeys, num_layers: int) -> tuple[ExpertsSpec 
 
 def hy_v3_experts(keys: ConfigKeys, num_layers: int) -> tuple[ExpertsSpec | None, ...]:
     """Hunyuan 3: as DeepSeek V3. Without shared experts, one is as wide as the MLP of the first layers."""
-    has_bias, size = keys.flag("mlp_bias", default=False), keys.count("intermediate_size")
+    size = keys.count("intermediate_size")
     return tuple(
-        spec if spec is None or spec.shared_size else replace(spec, shared_size=size, has_shared_bias=has_bias)
+        spec if spec is None or spec.shared_size else replace(spec, shared_size=size)
         for spec in deepseek_v3_experts(keys, num_layers)
     )
 
@@ -363,7 +362,6 @@ def nemotron_h_experts(keys: ConfigKeys) -> ExpertsSpec:
         is_gated=False,
         has_choice_bias=True,
         shared_size=keys.count("moe_shared_expert_intermediate_size"),
-        has_shared_bias=keys.flag("mlp_bias", default=False),
     )
 
 
@@ -441,7 +439,6 @@ def _deepseek_spec(
         routing=routing,
         has_choice_bias=has_choice_bias,
         shared_size=num_shared * size,
-        has_shared_bias=keys.flag("mlp_bias", default=False) and num_shared > 0,
     )
 
 

@@ -82,7 +82,8 @@ def _hashes(spec: NGramSpec, ctx: LayerContext) -> NGramHashes:
             ("ngram_heads_offsets", firsts),
         )
     )
-    if not rows.is_meta and (rows.min() < 1 or begins.min() < 0 or (begins + rows).max() > spec.num_rows):
+    is_read = not (rows.is_meta or begins.is_meta)
+    if is_read and (rows.min() < 1 or begins.min() < 0 or (begins + rows).max() > spec.num_rows):
         raise CheckpointError(
             f"{ctx.name}: heads of n-grams have rows up to {int((begins + rows).max())}, but the table has "
             f"{spec.num_rows}; weights or config.json belong to another model"

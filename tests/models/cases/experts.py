@@ -165,6 +165,7 @@ EXPERTS: dict[str, tuple[str, dict[str, Any]]] = {
             "moe_num_shared_experts": 1,
             "moe_topk": 4,
             "attention_bias": True,
+            "mlp_bias": True,
             "tie_word_embeddings": True,
         },
     ),

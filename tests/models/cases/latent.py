@@ -165,6 +165,7 @@ LATENT: dict[str, tuple[str, dict[str, Any]]] = {
         {
             **_ODD_SIZES,
             "attention_bias": True,
+            "mlp_bias": True,
             "tie_word_embeddings": True,
         },
     ),
@@ -190,6 +191,7 @@ LATENT: dict[str, tuple[str, dict[str, Any]]] = {
             "index_n_heads": 31,
             "index_topk": 7,
             "attention_bias": True,
+            "mlp_bias": True,
             "norm_topk_prob": False,
         },
     ),
@@ -243,6 +245,7 @@ LATENT: dict[str, tuple[str, dict[str, Any]]] = {
             "layer_types": ["sliding_attention", "indexed_attention", "sliding_attention", "indexed_attention"],
             "index_topk": 3,
             "sliding_window": 5,
+            "mlp_bias": True,
         },
     ),
     "dots3-note-full": (
