@@ -77,9 +77,9 @@ QR_API int32_t qr_quantize_linear(void* packed, void* scales, int32_t format, in
  * nested: 1 or 2, where a group has so many codes under a float16 of 256 inputs, of which in_features is a multiple;
  * else 0. Of QR_INT6 and QR_INT3 in groups of 16 and QR_LEVELS in groups of 32: 1. Of QR_INT5 and QR_INT4 in groups of
  * 32 and QR_INT2 in groups of 16: 2. Then scales are [panels][blocks of 256 inputs], each float16 [nested][32], of which
- * `unit` is 1, and int8 [groups][nested][32]. A scale is the first code times the first float16; an offset is what makes
- * the format's least value zero times the scale less the second code times the second float16. Where there are two, codes
- * are 0 to 63. zero_points and offsets are null, and activations are rounded in blocks of 256. */
+ * `unit` is 1, and int8 [groups][nested][32]. A scale is the first code times the first float16. An offset is the scale
+ * times the number that takes the format's least value to zero, less the second code times the second float16. Where
+ * there are two, codes are 0 to 63. zero_points and offsets are null, and activations are rounded in blocks of 256. */
 typedef struct {
   const void* packed;
   const void* scales;

@@ -85,7 +85,7 @@ class QuantizedRows:
     """Sixteen numbers that a code of four bits stands for. Kernels take integers of int8."""
     nested: tuple[NestedScales, ...] = ()
     """What scales are made of, in groups of 16 or 32, where kernels may keep that instead. Beside offsets a second one:
-    offsets are what makes the least value zero times the scales, less its numbers."""
+    offsets are the scales times what takes the least value that bits have to zero, less its numbers."""
     order: Tensor | None = None
     """[M] int32: column m multiplies feature order[m] of the input; None where that is m."""
 

@@ -8,7 +8,7 @@
 //   int4  [K/64][2 halves][8 rows of 8 k][16 columns][4]: k 0..3 of a row in the low nibbles, k 4..7 in the high ones,
 //         in two's complement; shifted into the upper half of a byte, a nibble is 16 times its value
 //   levels  as int4, each nibble the index of a level
-//   int6, int5, int3, int2  codes: the integers and what makes the least one zero. [K/64][2 halves] of lines of 64 bytes
+//   int6, int5, int3, int2  codes: the integers and what takes the least one to zero. [K/64][2 halves] of lines of 64 bytes
 //         with the low bits of codes, four (int3 and int2: two), then of lines with the others: of int6 two, of int5 and
 //         int3 one. A line has four bits of 1 row of 8 k, two of 2 rows or one of 4; where in a byte: CodeBits
 #pragma once
