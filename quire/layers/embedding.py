@@ -37,7 +37,8 @@ class Embedding:
         """
         self.ops = ctx.ops
         self.table: Tensor | LinearWeight | BlockTable
-        if tied and ctx.scheme.head is None and not ctx.is_quantized("weight"):
+        stays_quantized = ctx.is_quantized("weight") and not ctx.scheme.dequantizes
+        if tied and ctx.scheme.head is None and not stays_quantized:
             self.table = ctx.linear_weight(hidden_size, (num_rows,), WHOLE, is_head=True)
         else:
             shape = (num_rows + num_unread, hidden_size)

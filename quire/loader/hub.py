@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -134,6 +134,11 @@ def _snapshot(model: HubName, revision: str | None, patterns: Mapping[str, list[
     return Path(found)
 
 
+def has_all_files(model: HubName, snapshot: Path) -> bool:
+    """Whether a snapshot on this machine has all that a download of the repository fetches."""
+    return is_complete(snapshot) and _snapshot(model, snapshot.name, _patterns(with_weights=True)) is not None
+
+
 def is_complete(directory: Path) -> bool:
     """Whether all weights that a snapshot names are there."""
     if is_gguf(directory):
@@ -158,19 +163,20 @@ def download(model: HubName, revision: str | None = None, *, with_weights: bool 
         hub_library()
         importlib.import_module("huggingface_hub.utils").disable_progress_bars()
     try:
-        if not with_weights and model.tag is None:
-            return _fetch_snapshot(model, revision, with_weights=False)
         commit, files = files_of(model.repository, revision)
-        if means_gguf(model, files):
+        if model.tag is not None or (with_weights and means_gguf(model, files)):
             return download_gguf(model, commit, revision, files)
-        check_config(fetch_config(model, revision) / "config.json")
-        fetch_files(model.repository, commit, filter(_is_weight, files))
-        directory = _fetch_snapshot(model, revision, with_weights=True)
+        fetch_files(model.repository, commit, files.keys() & {"config.json"})
+        if with_weights:
+            check_config(fetch_config(model, revision) / "config.json")
+        patterns = (*CONFIG_FILES, *(WEIGHT_FILES if with_weights else ()))
+        fetch_files(model.repository, commit, (file for file in files if _matches(file, patterns)))
+        directory = _fetch_snapshot(model, revision, with_weights=with_weights)
     except QuireError:
         raise
     except Exception as error:  # of the library, its HTTP client, its file locks
         raise failure(error, model, revision) from error
-    if not is_complete(directory):
+    if with_weights and not is_complete(directory):
         check_kind(str(model), [entry.name for entry in directory.iterdir() if entry.name != "config.json"])
         raise ModelNotFound(
             f"the repository {model.repository!r} has no complete set of *.safetensors files. Use a version of this "
@@ -193,7 +199,11 @@ def means_gguf(model: HubName, files: Mapping[str, int]) -> bool:
 
 
 def _is_weight(file: str) -> bool:
-    return any(fnmatch(file, each) for each in WEIGHT_FILES) and not any(fnmatch(file, each) for each in IGNORED_FILES)
+    return _matches(file, WEIGHT_FILES)
+
+
+def _matches(file: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatch(file, each) for each in patterns) and not any(fnmatch(file, each) for each in IGNORED_FILES)
 
 
 def describe(model: HubName, revision: str | None = None) -> Path:

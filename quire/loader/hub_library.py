@@ -62,6 +62,16 @@ def failure(error: Exception, model: HubName, revision: str | None) -> ModelNotF
         return ModelNotFound(
             f"{name} could not be stored: {error.strerror}. Free space, or set HF_HOME to another disk."
         )
+    if isinstance(error, OSError) and error.filename is not None:
+        return ModelNotFound(
+            f"{name} could not be stored: {error.filename}: {error.strerror}. Set HF_HOME to a directory that can be "
+            "written to."
+        )
+    if status == 429:
+        return ModelNotFound(
+            f"the hub at {constants.ENDPOINT} answers no more requests for a while (429). Wait some minutes, then run "
+            f"`quire pull {model}`: what has come is kept. With HF_TOKEN set it answers more of them."
+        )
     reason = str(error).strip().splitlines()[0] if str(error).strip() else ""
     what = f"{type(error).__name__}: {reason}" if reason else type(error).__name__
     return ModelNotFound(

@@ -1,7 +1,7 @@
-"""Weights fetched so that an interrupted download goes on where it stopped, even in another process.
+"""Files fetched so that an interrupted download goes on where it stopped, even in another process.
 
-huggingface_hub starts a file anew each time. So the blobs of weights are put into its cache here, checked by their
-hash, and it finds them there.
+huggingface_hub starts a file anew each time, and checks no hash. So the blobs of files are put into its cache here,
+and it finds them there. A blob that is there and is damaged is fetched again.
 """
 
 from __future__ import annotations
@@ -9,8 +9,10 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import importlib
+import math
 import os
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -19,8 +21,8 @@ from quire.errors import ModelNotFound
 
 PART = ".quire-part"
 PIECE = 1 << 22
-SHA256_LENGTH = 64
-"""The ETag of a large file is its SHA-256, that of a small one a hash of git."""
+CHECKED_BYTES = 1 << 26
+"""Of files in the cache whose hash is compared; of larger ones only the size."""
 
 
 def fetch_files(repository: str, commit: str, names: Iterable[str]) -> None:
@@ -47,7 +49,7 @@ def _fetch(url: str, name: str, blobs: Path) -> None:
     download = importlib.import_module("huggingface_hub.file_download")
     metadata = download.get_hf_file_metadata(url)
     blob = blobs / metadata.etag
-    if blob.exists():
+    if blob.exists() and _is_whole(blob, metadata, most_bytes=CHECKED_BYTES):
         return
     part = blob.with_name(f"{metadata.etag}{PART}")
     with part.open("ab") as file:
@@ -89,13 +91,24 @@ def _lock(descriptor: int, name: str) -> None:
         raise ModelNotFound(f"another process is downloading {name}; wait for it, then try again") from None
 
 
-def _is_whole(file: Path, metadata: Any) -> bool:
-    if file.stat().st_size != metadata.size:
+def _is_whole(file: Path, metadata: Any, *, most_bytes: float = math.inf) -> bool:
+    """Whether a file has the size that the hub says, and the hash, which is compared of files up to `most_bytes`."""
+    size = file.stat().st_size
+    if size != metadata.size:
         return False
-    if len(metadata.etag) != SHA256_LENGTH:
+    hashes = _hashes(size, len(metadata.etag))
+    if not hashes or size > most_bytes:
         return True
-    digest = hashlib.sha256()
     with file.open("rb") as data:
         while piece := data.read(PIECE):
-            digest.update(piece)
-    return digest.hexdigest() == str(metadata.etag)
+            for digest in hashes:
+                digest.update(piece)
+    return str(metadata.etag) in {digest.hexdigest() for digest in hashes}
+
+
+def _hashes(size: int, num_digits: int) -> list[Any]:
+    """What an ETag may be: the SHA-256 of a large file; git's hash of a small one, or its SHA-1 on other hubs."""
+    if num_digits == 64:
+        return [hashlib.sha256()]
+    sha1 = partial(hashlib.sha1, usedforsecurity=False)
+    return [sha1(f"blob {size}\0".encode()), sha1()] if num_digits == 40 else []

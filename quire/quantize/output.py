@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +26,35 @@ COPIED = (*CONFIG_FILES, "LICENSE*", "NOTICE*")
 SPARE = 1.05
 
 
+@contextmanager
+def alone_in(directory: Path) -> Iterator[None]:
+    """Make a directory, and keep other runs out of it meanwhile.
+
+    Raises: ConfigError where one is in it, or where it cannot be made.
+    """
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(directory, os.O_RDONLY)
+    except OSError as error:
+        raise _unusable(directory, error) from None
+    try:
+        _lock(descriptor, directory)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _lock(descriptor: int, directory: Path) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise ConfigError(f"another run writes to --out {directory}; wait for it, or give another directory") from None
+
+
+def _unusable(directory: Path, error: OSError) -> ConfigError:
+    return ConfigError(f"--out {directory} cannot be used: {error.strerror}")
+
+
 class OutputDirectory:
     """A checkpoint that comes to be, file by file. File 0 holds what is outside of layers, file i + 1 layer i."""
 
@@ -34,11 +66,10 @@ class OutputDirectory:
         self.path = directory
         self._num_files = num_files
         try:
-            directory.mkdir(parents=True, exist_ok=True)
             self._begin(dict(recipe))
             self._check_space(num_bytes)
         except OSError as error:
-            raise ConfigError(f"--out {directory} cannot be used: {error.strerror}") from None
+            raise _unusable(directory, error) from None
 
     @property
     def num_finished(self) -> int:

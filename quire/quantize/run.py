@@ -15,14 +15,14 @@ from torch import Tensor, nn
 
 from quire import __version__
 from quire.config.arch import ModelArch
-from quire.errors import ConfigError
+from quire.errors import CheckpointError, ConfigError
 from quire.loader.checkpoint import Checkpoint
 from quire.loader.mapped_file import STORED_DTYPES
 from quire.loader.safetensors_header import TensorInfo, read_header
 from quire.quantize.compressed import decompressed
 from quire.quantize.layerwise import LayerwiseModel
 from quire.quantize.methods import CalibratedLayer, Method
-from quire.quantize.output import REPORT, OutputDirectory
+from quire.quantize.output import REPORT, OutputDirectory, alone_in
 from quire.quantize.report import Perplexity, Report
 from quire.quantize.selection import WEIGHT, Selection, check_model, select
 from quire.quantize.tensor_file import stored
@@ -64,16 +64,17 @@ def quantize(options: QuantizeOptions, arch: ModelArch, progress: Callable[[int,
     checkpoint = Checkpoint(options.directory)
     selection = select(checkpoint.tensors, options.ignore, options.method.target, arch)
     blocks = _blocks(options) if options.reads_text else None
-    output = OutputDirectory(
-        options.out, _recipe(options, checkpoint), len(selection.layers) + 1, _num_bytes(checkpoint, selection, options)
-    )
-    run = _Run(options, checkpoint, selection, output, progress)
-    perplexity = None
-    if blocks is None:
-        run.plainly()
-    else:
-        perplexity = run.through_text(blocks)
-    return _finish(options, arch, selection, output, perplexity, _total(checkpoint.tensors.values()))
+    with alone_in(options.out):
+        recipe, num_bytes = _recipe(options, checkpoint), _num_bytes(checkpoint, selection, options)
+        output = OutputDirectory(options.out, recipe, len(selection.layers) + 1, num_bytes)
+        run = _Run(options, checkpoint, selection, output, progress)
+        perplexity = None
+        if blocks is None:
+            run.plainly()
+        else:
+            perplexity = run.through_text(blocks)
+        _check_unchanged(options, checkpoint, recipe["model"])
+        return _finish(options, arch, selection, output, perplexity, _total(checkpoint.tensors.values()))
 
 
 class _Run:
@@ -245,6 +246,15 @@ def _fingerprint(directory: Path, checkpoint: Checkpoint) -> str:
         status = file.stat()
         digest.update(f"{file.name} {status.st_size} {status.st_mtime_ns}\n".encode())
     return digest.hexdigest()
+
+
+def _check_unchanged(options: QuantizeOptions, checkpoint: Checkpoint, before: str) -> None:
+    """Raises: CheckpointError where the model has another fingerprint than before."""
+    if _fingerprint(options.directory, checkpoint) != before:
+        raise CheckpointError(
+            f"{options.directory} changed while it was read, so {options.out} holds parts of two models; delete "
+            f"{options.out} and start again"
+        )
 
 
 def _num_bytes(checkpoint: Checkpoint, selection: Selection, options: QuantizeOptions) -> int:

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from quire.errors import CheckpointError
 from quire.loader.mapped_file import STORED_DTYPES
 from quire.loader.safetensors_header import TensorInfo, read_header
 
@@ -64,10 +65,15 @@ def read_tensors(file: Path) -> dict[str, Tensor]:
 
 
 def stored(info: TensorInfo) -> Tensor:
-    """A copy of a tensor, as the file has it."""
+    """A copy of a tensor, as the file has it.
+
+    Raises: CheckpointError where the file has become shorter than its header says.
+    """
     if not info.num_bytes:
         return torch.empty(info.shape, dtype=STORED_DTYPES[info.dtype])
     with info.file.open("rb") as stream:
         stream.seek(info.start)
         data = bytearray(stream.read(info.num_bytes))
+    if len(data) < info.num_bytes:
+        raise CheckpointError(f"{info.file} ends within {info.name}: it was changed while it was read; start again")
     return torch.frombuffer(data, dtype=torch.uint8).view(STORED_DTYPES[info.dtype]).view(info.shape)

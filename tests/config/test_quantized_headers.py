@@ -195,6 +195,8 @@ def mutated(headers: Headers, draw: random.Random) -> Headers:
         ({"quant_method": "auto-round", "spinquant_config": {"r1": True}}, "weights that are not rotated"),
         ({"quant_method": "auto-round", "rotation_config": {"type": "hadamard"}}, "weights that are not rotated"),
         ({"quant_method": "auto-round", "packing_format": "auto_round:mlx"}, "packing_format"),
+        ({"quant_method": "auto-round", "data_type": "mx_int", "group_size": 32}, "data_type is 'mx_int'"),
+        ({"quant_method": "auto-round", "bits": 8, "data_type": "fp", "fmt": "e5m2"}, "fmt is 'e5m2'"),
         ({**PACKED_4, "format": "marlin-24"}, "format is 'marlin-24'"),
         ({**PACKED_4, "format": "nvfp4-e5m3-pack-quantized"}, "format is 'nvfp4-e5m3-pack-quantized'"),
         (ct_config({"num_bits": 6, "type": "float"}), "integers of 2, 4 and 8 bits, and floats of 4 and 8"),
@@ -287,13 +289,15 @@ def test_modelopt_says_in_many_ways_that_the_kv_cache_is_fp8(keys: dict[str, obj
         ({"packing_format": "auto_round:gptqmodel"}, Packing.GPTQ, False),
         ({"packing_format": "auto_round"}, Packing.GPTQ, False),
         ({"packing_format": "auto_round:auto_awq"}, Packing.AWQ, None),
+        ({"packing_format": "auto_round:fp8", "data_type": "fp"}, Packing.FLOAT8, None),
+        ({"bits": 8, "data_type": "fp", "fmt": "e4m3", "group_size": 0}, Packing.FLOAT8, None),
         ({"backend": "auto_round:gptq:exllamav2"}, Packing.GPTQ, True),
         ({"backend": "auto_round:exllamav2"}, Packing.GPTQ, False),
         ({"backend": "auto_round:awq:gemm"}, Packing.AWQ, None),
         ({"backend": "tritonv2"}, Packing.GPTQ, True),
     ],
 )
-def test_dialects_of_auto_round(keys: dict[str, str], packing: Packing, is_v1: bool | None) -> None:
+def test_dialects_of_auto_round(keys: dict[str, object], packing: Packing, is_v1: bool | None) -> None:
     found = read_quantization({"quantization_config": {"quant_method": "auto-round", **keys}}, "config.json")
     assert found is not None
     assert found.packings == (packing,)

@@ -355,3 +355,15 @@ def test_the_plan_counts_what_a_file_takes(family: str, ops: str, tmp_path: Path
     model = Harness(ops_of(ops), file, arch=arch).model
     loaded = sum(tensor.nbytes for tensor in {tensor.data_ptr(): tensor for tensor in tensors_of(model)}.values())
     assert weight_bytes(arch, "float32", ops=ops) == pytest.approx(loaded, rel=0.02)
+
+
+@pytest.mark.parametrize("ops", available_ops())
+def test_a_table_that_is_the_head_is_held_once_where_it_becomes_numbers(ops: str, tmp_path: Path) -> None:
+    file, dequantized = converted(tmp_path, "qwen3", "Q8_0")
+    arch = read_model_arch(gguf_config(file), file)
+    harness = Harness(ops_of(ops), file, arch=arch, dequantize=True)
+    theirs = transformers_logits(dequantized)
+    assert (harness.logits(IDS) - theirs).abs().max() < 1e-4 * theirs.abs().max()
+    tensors = {tensor.data_ptr(): tensor for tensor in tensors_of(harness.model)}.values()
+    planned = weight_bytes(replace(arch, quantized=()), "float32", ops=ops)
+    assert planned == pytest.approx(sum(tensor.nbytes for tensor in tensors), rel=0.02)

@@ -74,7 +74,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _send_listing(self, repository: str, files: dict[str, bytes], kind: str) -> None:
         if kind == "tree":
             listed: Any = [
-                {"type": "file", "path": name, "size": len(data), "oid": hashlib.sha1(data).hexdigest()}
+                {"type": "file", "path": name, "size": len(data), "oid": _hash_of("", data)}
                 for name, data in files.items()
             ]
         else:
@@ -113,7 +113,9 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _hash_of(name: str, data: bytes) -> str:
-    return (hashlib.sha256 if name.endswith((".safetensors", ".gguf")) else hashlib.sha1)(data).hexdigest()
+    if name.endswith((".safetensors", ".gguf")):
+        return hashlib.sha256(data).hexdigest()
+    return hashlib.sha1(f"blob {len(data)}\0".encode() + data).hexdigest()  # as git has it
 
 
 @contextmanager

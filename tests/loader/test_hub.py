@@ -259,13 +259,44 @@ def test_an_interrupted_download_goes_on(machine: Machine, server: Hub) -> None:
     assert machine.run("run", NAME, "import os", "-n", "2", HF_HUB_OFFLINE="1")[0] == 0
 
 
-def test_weights_that_come_damaged_are_not_kept(machine: Machine, server: Hub) -> None:
-    server.damaged.add("model.safetensors")
+def test_a_model_without_its_tokenizer_is_not_listed_as_complete(machine: Machine) -> None:
+    assert machine.run("pull", NAME)[0] == 0
+    assert "not complete" not in machine.run("list", "-a")[1]
+    (snapshot,) = machine.home.glob("hub/models--*/snapshots/*")
+    (snapshot / "tokenizer.json").unlink()
+    assert "not complete" in machine.run("list", "-a")[1]
+    assert machine.run("run", NAME, "hi", HF_HUB_OFFLINE="1")[0] == 2
+    assert machine.run("pull", NAME)[0] == 0
+    assert "not complete" not in machine.run("list", "-a")[1]
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "tokenizer.json", "config.json"])
+def test_files_that_come_damaged_are_not_kept(file: str, machine: Machine, server: Hub) -> None:
+    server.damaged.add(file)
     status, _, err = machine.run("pull", NAME)
-    assert (status, "came damaged" in err) == (2, True), err
+    assert (status, f"{file} came damaged" in err) == (2, True), err
     server.damaged.clear()
     assert machine.run("pull", NAME)[0] == 0
-    assert server.fetched("model.safetensors") == ["", ""]
+    assert server.fetched(file) == ["", ""]
+
+
+def test_files_that_were_damaged_in_the_cache_are_fetched_again(machine: Machine, server: Hub) -> None:
+    assert machine.run("pull", NAME)[0] == 0
+    (snapshot,) = machine.home.glob("hub/models--*/snapshots/*")
+    for name in ("model.safetensors", "tokenizer.json"):
+        with (snapshot / name).open("r+b") as file:
+            file.truncate(1000)
+    config = snapshot / "config.json"
+    config.write_bytes(b"[" + config.read_bytes()[1:])
+    assert machine.run("run", NAME, "import os", "-n", "2")[0] == 2
+    assert machine.run("pull", NAME)[0] == 0
+    assert machine.run("run", NAME, "import os", "-n", "2", HF_HUB_OFFLINE="1")[0] == 0
+    assert [len(server.fetched(name)) for name in FILES] == [2, 1, 2, 1, 2]
+
+
+def test_a_cache_that_cannot_be_written_is_named(machine: Machine) -> None:
+    status, _, err = machine.run("pull", NAME, HF_HOME="/proc/cache")
+    assert (status, "could not be stored: /proc/cache: No such file or directory. Set HF_HOME" in err) == (2, True), err
 
 
 @pytest.mark.parametrize(
@@ -275,6 +306,7 @@ def test_weights_that_come_damaged_are_not_kept(machine: Machine, server: Hub) -
         (403, "GatedRepo", ["is gated", "HF_TOKEN"]),
         (401, "", ["is not on the hub, or is private", "HF_TOKEN"]),
         (404, "RepoNotFound", ["is not on the hub, or is private"]),
+        (429, "", ["answers no more requests", "Wait", "HF_TOKEN"]),
         (503, "", ["could not be fetched", "503"]),
     ],
 )

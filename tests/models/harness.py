@@ -47,12 +47,19 @@ class Harness:
         num_blocks: int = 200,
         max_model_len: int = 256,
         quantization: str | None = None,
+        dequantize: bool = False,
         arch: ModelArch | None = None,
     ) -> None:
         self.arch = arch_of(directory) if arch is None else arch
         self.on_device = ops.on_device
         self.model: Model = load_model(
-            directory, self.arch, ops=ops, dtype=dtype, max_model_len=max_model_len, quantization=quantization
+            directory,
+            self.arch,
+            ops=ops,
+            dtype=dtype,
+            max_model_len=max_model_len,
+            quantization=quantization,
+            dequantize=dequantize,
         )
         self.layout = self.arch.kv_layout(block_size, str(dtype).removeprefix("torch."), ops=ops.name)
         self.block_size = self.layout.block_size

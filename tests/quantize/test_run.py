@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +150,36 @@ def test_a_file_that_cannot_be_written_is_named_and_the_run_goes_on(
     assert not list(tmp_path.glob("*.unfinished"))
     run(source, tmp_path, group_size="32")
     assert (tmp_path / "config.json").exists()
+
+
+def test_two_runs_do_not_write_to_one_directory(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    source = checkpoint("llama")
+
+    def start_another(done: int, total: int) -> None:
+        with pytest.raises(ConfigError, match="another run writes to --out"):
+            run(source, tmp_path, group_size="32")
+
+    run(source, tmp_path, group_size="32", progress=start_another)
+    assert (tmp_path / "config.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "message"),
+    [
+        ("config.json", lambda file: file.write_text("{}"), "changed while it was read"),
+        ("model.safetensors", lambda file: file.write_bytes(file.read_bytes()), "changed while it was read"),
+        ("model.safetensors", lambda file: os.truncate(file, file.stat().st_size // 2), "ends within"),
+    ],
+)
+def test_a_model_that_changes_meanwhile_is_noticed(
+    file: str, change: Callable[[Path], object], message: str, checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    source, out = tmp_path / "source", tmp_path / "out"
+    shutil.copytree(checkpoint("llama"), source)
+
+    with pytest.raises(CheckpointError, match=message):
+        run(source, out, group_size="32", progress=lambda done, total: change(source / file))
+    assert not (out / "config.json").exists()
 
 
 def test_a_run_does_not_go_on_with_another_recipe(checkpoint: Checkpoint, tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
 
 def problem_of(model: CachedModel) -> str | None:
     """Why quire cannot run what is in the cache, None when it can."""
-    from quire.loader.hub import check_config, is_complete
+    from quire.loader.hub import check_config, has_all_files
 
     if model.gguf is not None:
         return None if not model.gguf.missing else "not complete; quire pull continues"
@@ -68,4 +68,4 @@ def problem_of(model: CachedModel) -> str | None:
         check_config(model.snapshot / "config.json")
     except ConfigError as error:
         return error.message.partition(": ")[2].partition(". ")[0]
-    return None if is_complete(model.snapshot) else "not complete; quire pull continues"
+    return None if has_all_files(model.name, model.snapshot) else "not complete; quire pull continues"

@@ -12,9 +12,10 @@ from quire.loader.names import repository_of, short_names
 HOW = """\
 NAME is a repository (org/name), one of its GGUF files (org/name:Q4_K_M, in any case), or a short name (qwen3:0.6b).
 Only what quire reads is fetched: configuration, tokenizer, chat template and *.safetensors, or the one GGUF model
-(Q4_K_M without a tag), all of its parts. An interrupted download continues where it stopped. A model that was
-pulled is used without a network until it is pulled again. Environment: HF_HOME (where models are kept), HF_TOKEN (for
-gated models), HF_ENDPOINT (another hub), HF_HUB_OFFLINE=1 (never use the network)."""
+(Q4_K_M without a tag), all of its parts. An interrupted download continues where it stopped. Files are checked by
+their hashes, and damaged ones fetched again. A model that was pulled is used without a network until it is pulled
+again. Environment: HF_HOME (where models are kept), HF_TOKEN (for gated models), HF_ENDPOINT (another hub),
+HF_HUB_OFFLINE=1 (never use the network)."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

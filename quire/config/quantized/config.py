@@ -123,7 +123,10 @@ def _awq(keys: Keys) -> StoredQuantization:
 def _auto_round(keys: Keys) -> StoredQuantization:
     keys.check_bits("bits", (4, 8, 3, 2))
     keys.refuse_any(("rotation_config", "spinquant_config", "hadamard_config"), "weights that are not rotated")
-    packing = keys.text("packing_format", _AUTO_ROUND, _older_packing(keys))
+    keys.text("fmt", _E4M3, "e4m3")
+    if str(keys.given.get("data_type")).startswith(_INTEGERS_BY_POWERS):
+        keys.refuse("data_type", "int, fp, mx_fp or nv_fp")
+    packing = keys.text("packing_format", _AUTO_ROUND, _unsaid_packing(keys))
     size, blocks = keys.given.get("group_size"), Hints().blocks
     if isinstance(size, list):
         blocks = frozenset({keys.block(size, "group_size")})
@@ -139,9 +142,18 @@ def _auto_round(keys: Keys) -> StoredQuantization:
     return StoredQuantization(method="auto-round", packings=_AUTO_ROUND[packing], hints=hints)
 
 
-def _older_packing(keys: Keys) -> str:
-    """What AutoRound before 0.5 wrote as its backend; newer ones say there what shall compute, which is no packing."""
+_INTEGERS_BY_POWERS = ("mx_int", "mx_uint")
+"""Integers in groups that a power of two scales."""
+
+
+def _unsaid_packing(keys: Keys) -> str:
+    """What AutoRound before 0.5 wrote as its backend; newer ones say there what shall compute, which is no packing.
+
+    They leave the packing of 8-bit floats unsaid where inputs stay as they are.
+    """
     backend = keys.given.get("backend")
+    if keys.given.get("data_type") == "fp":
+        return "auto_round:fp8"
     if not isinstance(backend, str) or not backend.startswith("auto_round:"):
         return "auto_round:auto_gptq"
     if "awq" in backend:
@@ -154,7 +166,7 @@ _AUTO_ROUND: Mapping[str, tuple[Packing, ...]] = MappingProxyType(
         **dict.fromkeys(("auto_round:auto_gptq", "auto_round:gptq", "auto_gptq", "auto"), (Packing.GPTQ,)),
         **dict.fromkeys(("auto_round", "auto_round:gptqmodel"), (Packing.GPTQ,)),
         **dict.fromkeys(("auto_round:auto_awq", "auto_round:awq", "auto_awq"), (Packing.AWQ,)),
-        "auto_round:fp8_static": (Packing.FLOAT8,),
+        **dict.fromkeys(("auto_round:fp8", "auto_round:fp8_static"), (Packing.FLOAT8,)),
         "auto_round:llm_compressor": (Packing.FLOAT4, Packing.FLOAT8, Packing.INT8),
     }
 )
