@@ -32,6 +32,8 @@ class Flight:
         self._thread = ThreadPoolExecutor(1, "quire-steps") if max_steps > 1 else None
         self._has_failed = False
         """What is still to be run is not: it builds on a step that was not computed."""
+        self._failed: set[int] = set()
+        """Sequences that a step has failed for; see `submit_guarded`."""
 
     def __len__(self) -> int:
         return len(self._steps)
@@ -67,6 +69,7 @@ class Flight:
         self._has_failed = True
         self.wait()
         self._steps.clear()
+        self._failed.clear()
         self._has_failed = False
 
     def close(self) -> None:
@@ -80,7 +83,7 @@ class Flight:
         if self._has_failed:
             raise EngineDeadError("a step before this one was not computed")
         try:
-            return submit_guarded(executor, plan)
+            return submit_guarded(executor, plan, self._failed)
         except BaseException:
             self._has_failed = True
             raise

@@ -6,7 +6,7 @@ they would have got.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -29,21 +29,42 @@ def execute_guarded(executor: Executor, plan: SchedulerOutputs) -> ModelRunnerOu
     return result
 
 
-def submit_guarded(executor: Executor, plan: SchedulerOutputs) -> Callable[[], ModelRunnerOutput]:
+def submit_guarded(executor: Executor, plan: SchedulerOutputs, failed: set[int]) -> Callable[[], ModelRunnerOutput]:
     """Begin a step; what this gives waits for the result, which is that of `execute_guarded`.
 
-    A step that copies blocks, or that has failed, is run to its end here.
+    A step that copies blocks, or that has failed, is run to its end here. `failed`: the sequences that steps before
+    have failed for, which this one was decided too early to know. They are left out: the tokens and blocks that they
+    would go on from may not be there, and what is written in their place may be others'. Mutates: failed.
     """
+    failed.difference_update(plan.removed_seq_ids)
+    if failed.isdisjoint(plan.seq_ids):
+        return _submit(executor, plan, failed)
+    kept = [index for index, seq_id in enumerate(plan.seq_ids) if seq_id not in failed]
+    read = _submit(executor, _part(plan, kept), failed)
+    return lambda: _with_left_out(read(), plan, kept)
+
+
+def _submit(executor: Executor, plan: SchedulerOutputs, failed: set[int]) -> Callable[[], ModelRunnerOutput]:
     if plan.blocks_to_copy:
-        result = execute_guarded(executor, plan)
-        return lambda: result
-    try:
-        return executor.submit(plan)
-    except EngineDeadError:
-        raise
-    except Exception as error:
-        found = _find_guilty(executor, plan, error)
-        return lambda: found
+        found = execute_guarded(executor, plan)
+    else:
+        try:
+            return executor.submit(plan)
+        except EngineDeadError:
+            raise
+        except Exception as error:
+            found = _find_guilty(executor, plan, error)
+    failed.update(found.errors)
+    return lambda: found
+
+
+def _with_left_out(result: ModelRunnerOutput, plan: SchedulerOutputs, kept: Sequence[int]) -> ModelRunnerOutput:
+    """The result of a whole step, of which the sequences in `kept` were computed."""
+    computed = dict(zip(kept, result.token_ids, strict=True))
+    failure = Failure("a step before this one failed for this request")
+    left_out = {seq_id: failure for index, seq_id in enumerate(plan.seq_ids) if index not in computed}
+    token_ids = [computed.get(index, []) for index in range(len(plan.seq_ids))]
+    return replace(result, token_ids=token_ids, errors=result.errors | left_out)
 
 
 def _execute(executor: Executor, plan: SchedulerOutputs) -> ModelRunnerOutput:
@@ -97,7 +118,8 @@ def _bisect(executor: Executor, plan: SchedulerOutputs, error: Exception) -> Mod
         return ModelRunnerOutput(token_ids=[[]], errors={plan.seq_ids[0]: failure})
     middle = len(plan.seq_ids) // 2
     result = ModelRunnerOutput()
-    for part in (_part(plan, 0, middle), _part(plan, middle, len(plan.seq_ids))):
+    for half in (range(middle), range(middle, len(plan.seq_ids))):
+        part = _part(plan, half)
         try:
             done = executor.execute(part)
         except EngineDeadError:
@@ -112,9 +134,10 @@ def _bisect(executor: Executor, plan: SchedulerOutputs, error: Exception) -> Mod
     return result
 
 
-def _part(plan: SchedulerOutputs, low: int, high: int) -> SchedulerOutputs:
+def _part(plan: SchedulerOutputs, indices: Sequence[int]) -> SchedulerOutputs:
     """The instruction for some of the sequences."""
-    seq_ids = plan.seq_ids[low:high]
+    seq_ids = [plan.seq_ids[index] for index in indices]
+    num_scheduled_tokens = [plan.num_scheduled_tokens[index] for index in indices]
     here = set(seq_ids)
     new_sequences = [new for new in plan.new_sequences if new.seq_id in here]
     request_ids = {new.request_id for new in new_sequences}
@@ -123,11 +146,11 @@ def _part(plan: SchedulerOutputs, low: int, high: int) -> SchedulerOutputs:
         new_requests=[request for request in plan.new_requests if request.request_id in request_ids],
         new_sequences=new_sequences,
         seq_ids=seq_ids,
-        num_computed_tokens=plan.num_computed_tokens[low:high],
-        num_scheduled_tokens=plan.num_scheduled_tokens[low:high],
-        num_draws=plan.num_draws[low:high],
+        num_computed_tokens=[plan.num_computed_tokens[index] for index in indices],
+        num_scheduled_tokens=num_scheduled_tokens,
+        num_draws=[plan.num_draws[index] for index in indices],
         new_block_ids={seq_id: change for seq_id, change in plan.new_block_ids.items() if seq_id in here},
         new_token_ids={seq_id: change for seq_id, change in plan.new_token_ids.items() if seq_id in here},
         pending_tokens={seq_id: position for seq_id, position in plan.pending_tokens.items() if seq_id in here},
-        num_batched_tokens=sum(plan.num_scheduled_tokens[low:high]),
+        num_batched_tokens=sum(num_scheduled_tokens),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -38,8 +39,12 @@ class Device:
         return lambda: result
 
 
-def step(number: int) -> SchedulerOutputs:
-    return SchedulerOutputs(seq_ids=[number], num_computed_tokens=[0], num_scheduled_tokens=[1], num_draws=[1])
+def step(*seq_ids: int) -> SchedulerOutputs:
+    """Of sequences with a token each."""
+    ones = [1] * len(seq_ids)
+    return SchedulerOutputs(
+        seq_ids=[*seq_ids], num_computed_tokens=[0] * len(ones), num_scheduled_tokens=ones, num_draws=ones
+    )
 
 
 def test_one_at_a_time_is_computed_when_it_lands() -> None:
@@ -82,6 +87,39 @@ def test_nothing_is_computed_after_a_step_that_was_not(error: BaseException) -> 
     device.may_go.release()
     assert flight.land()[1].token_ids == [[3]]
     assert device.steps == [3]
+    flight.close()
+
+
+class Refuses(Device):
+    """Raises before it has heard of a step that some sequence is part of, at first."""
+
+    def __init__(self, guilty: int) -> None:
+        super().__init__()
+        self.guilty: int | None = guilty
+        self.removed: list[int] = []
+
+    def execute(self, plan: SchedulerOutputs) -> ModelRunnerOutput:
+        if self.guilty in plan.seq_ids:
+            raise ValueError("guilty")
+        self.removed += plan.removed_seq_ids
+        self.may_go.release()
+        return super().execute(plan)
+
+
+def test_a_sequence_that_a_step_has_failed_for_is_left_out_of_those_decided_before_that_was_known() -> None:
+    """It would go on from blocks and tokens that nobody has, and write where others are."""
+    flight, device = Flight(4), Refuses(guilty=2)
+    flight.submit(device, both := step(1, 2, 3))  # type: ignore[arg-type]
+    flight.wait()
+    device.guilty = None
+    flight.submit(device, both)  # type: ignore[arg-type]
+    flight.submit(device, step(2))  # type: ignore[arg-type]
+    flight.submit(device, replace(step(3, 2), removed_seq_ids=[2]))  # type: ignore[arg-type]
+    results = [flight.land()[1] for _ in range(4)]
+    assert [set(result.errors) for result in results] == [{2}, {2}, {2}, set()]
+    assert [result.token_ids for result in results] == [[[1], [], [3]], [[1], [], [3]], [[]], [[3], [2]]]
+    assert device.steps == [1, 3, 1, 3, 3, 2]
+    assert device.removed == [2]
     flight.close()
 
 

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
 from tools.fuzz_invariance.__main__ import main
-from tools.fuzz_invariance.cases import Case, Event, Kind
+from tools.fuzz_invariance.cases import Case, EngineChoice, Event, Kind, RequestChoice
 from tools.fuzz_invariance.check import Checker
 from tools.fuzz_invariance.draw import draw_case
 from tools.fuzz_invariance.engines import Engines
@@ -54,6 +55,23 @@ def assert_clean(checker: Checker, seeds: range) -> None:
 
 def test_requests_get_what_they_get_alone(checker: Checker) -> None:
     assert_clean(checker, range(60))
+
+
+def test_what_fails_does_not_write_to_blocks_that_others_read(checker: Checker) -> None:
+    """One step of a request fails before it is begun, the next one, decided already, after it was computed."""
+    prompt = tuple((7 * index) % 250 + 30 for index in range(41))
+    late = Event(at=7, kind=Kind.POISON_LATE, request=0)
+    case = Case(
+        seed=0,
+        engine=EngineChoice(long_prefill_token_threshold=7, max_steps_in_flight=2),
+        requests=(
+            RequestChoice(token_ids=prompt, params={"max_tokens": 1}),
+            RequestChoice(token_ids=(132, 222, 270, 129), params={"max_tokens": 6}, arrives_at=18, follows=0),
+        ),
+        events=(Event(at=3, kind=Kind.POISON, request=0), late),
+    )
+    for at in range(4, 9):  # of two steps in flight, which one has begun when depends on the clock
+        assert not checker.check(replace(case, events=(case.events[0], replace(late, at=at)))).problems
 
 
 @pytest.mark.slow
