@@ -554,6 +554,7 @@ void fill_avx2(Kernels& kernels);
 void fill_avx_vnni(Kernels& kernels);
 void fill_avx512(Kernels& kernels);
 void fill_avx512_vnni(Kernels& kernels);
+void fill_avx512_vnni_codes(Kernels& kernels);
 void fill_avx512_bf16(Kernels& kernels);
 void fill_amx(Kernels& kernels);
 void fill_neon(Kernels& kernels);

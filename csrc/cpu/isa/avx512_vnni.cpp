@@ -5,7 +5,8 @@ namespace qr {
 
 void fill_avx512_vnni(Kernels& kernels) {
   kernels.name = "avx512_vnni";
-  fill_quantized<ByVectors>(kernels);
+  fill_integers<ByVectors>(kernels);
+  fill_avx512_vnni_codes(kernels);
 }
 
 }  // namespace qr

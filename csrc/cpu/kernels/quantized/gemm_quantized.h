@@ -290,13 +290,19 @@ void fill_groups(Gemm* gemms) {
   fill_large_groups<Way, Format>(gemms + 1);
 }
 
+// Formats whose values are integers as they lie in a byte.
 template <template <class> class Way>
-void fill_quantized(Kernels& kernels) {
+void fill_integers(Kernels& kernels) {
   Way<Int8>::fill(kernels.gemm_int8);
   fill_groups<Way, Int8Groups>(kernels.gemm_int8_groups);
   Way<Int2>::fill(kernels.gemm_int2);
   fill_large_groups<Way, Int2Groups>(kernels.gemm_int2_groups);
   fill_groups<Way, Int4>(kernels.gemm_int4);
+}
+
+// Those whose values are looked up or put together from two places, and those with nested scales.
+template <template <class> class Way>
+void fill_codes(Kernels& kernels) {
   fill_small_groups<Way, Int5>(kernels.gemm_int5);
   fill_small_groups<Way, Int6>(kernels.gemm_int6);
   fill_groups<Way, Levels>(kernels.gemm_levels);
@@ -306,6 +312,12 @@ void fill_quantized(Kernels& kernels) {
   Way<Nested<Int3<16>, 1>>::fill(kernels.gemm_nested[kNestedInt3]);
   Way<Nested<Int2Groups<16>, 2>>::fill(kernels.gemm_nested[kNestedInt2]);
   Way<Nested<Levels<32>, 1>>::fill(kernels.gemm_nested[kNestedLevels]);
+}
+
+template <template <class> class Way>
+void fill_quantized(Kernels& kernels) {
+  fill_integers<Way>(kernels);
+  fill_codes<Way>(kernels);
 }
 
 }  // namespace
