@@ -178,6 +178,7 @@ class JsonSchema:
         for node in self.nodes:
             if isinstance(node.schema, dict):
                 self._check_keywords(node)
+                self._check_least(node)
         self._check_references()
         self._check_recursion()
 
@@ -217,6 +218,16 @@ class JsonSchema:
                 words, fits = _WANTS[KEPT[keyword]]
                 if not fits(value):
                     raise refusal(self.field, place, f"{keyword} must be {words}, got {shown(value)}")
+
+    def _check_least(self, node: Node) -> None:
+        """Refuse a least number of properties that one name written twice would seem to reach."""
+        least, required = node.schema.get("minProperties", 0), set(node.schema.get("required", ()))
+        if least > len(required) + 1:
+            raise refusal(
+                self.field,
+                _below(node.pointer, "minProperties"),
+                f"an output may repeat a name, so {least} different ones are kept only where {least - 1} are required",
+            )
 
     def _check_references(self) -> None:
         for node in self.nodes:

@@ -99,6 +99,19 @@ def outputs(checker: GrammarChecker, schema: Any, count: int) -> list[str]:
     return ended
 
 
+def allows(checker: GrammarChecker, schema: Any, text: str) -> bool:
+    """Whether a text can be written under the masks, a byte at a time, and ended there."""
+    backend = open_backend("llguidance", VOCABULARY)
+    matcher = backend.compile(checker.check(StructuredOutputsParams(json=schema)))
+    masks = np.zeros((1, -(-len(TOKENS) // 32)), np.int32)
+    for token_id in [*(byte + 1 for byte in text.encode()), 0]:
+        backend.fill_masks([(matcher, 0)], masks)
+        if matcher.error or not masks[0, token_id // 32] >> (token_id % 32) & 1:
+            return False
+        matcher.advance(token_id)
+    return True
+
+
 def test_the_table_is_that_of_the_code() -> None:
     table = rows()
     assert {name for name, what in table.items() if what.startswith("kept")} == set(KEPT)
@@ -158,3 +171,72 @@ def test_the_list_of_formats_is_the_library_s(checker: GrammarChecker, name: str
     else:
         with pytest.raises(RequestError, match="Unknown format"):
             checker.check(params)
+
+
+OPEN: dict[str, Any] = {"properties": {"a": {"type": "null"}}, "type": "object"}
+SPELLED: list[tuple[dict[str, Any], str]] = [
+    (OPEN, '{"\\u0061": 1}'),
+    ({**OPEN, "additionalProperties": {"type": "boolean"}}, '{"a": null, "\\u0061": true}'),
+    ({"patternProperties": {"^a": {"type": "null"}}, "type": "object"}, '{"\\u0061b": 1}'),
+    ({"properties": {"\n": {"type": "null"}}, "type": "object"}, '{"\\u000a": 1}'),
+    ({"type": "array", "items": OPEN}, '[{"\\u0061": 1}]'),
+]
+
+
+@pytest.mark.parametrize(("schema", "text"), SPELLED, ids=repr)
+def test_a_listed_name_cannot_be_spelled_as_one_that_is_not_listed(
+    checker: GrammarChecker, schema: dict[str, Any], text: str
+) -> None:
+    assert not jsonschema.Draft202012Validator(schema).is_valid(json.loads(text))
+    assert not allows(checker, schema, text)
+
+
+def test_control_characters_are_escaped_where_every_name_is_listed(checker: GrammarChecker) -> None:
+    text = '{"a": "\\u001b[0m"}'
+    schema = {"type": "object", "properties": {"a": {"type": "string"}}}
+    assert allows(checker, {**schema, "additionalProperties": False}, text)
+    assert allows(checker, {"type": "object"}, text)
+    assert not allows(checker, schema, text)
+
+
+DATES = [
+    ("date", "2023-02-29", False),
+    ("date", "1900-02-29", False),
+    ("date", "2000-02-29", True),
+    ("date", "2024-02-29", True),
+    ("date", "2023-02-28", True),
+    ("date", "2024-04-31", False),
+    ("date-time", "2023-02-29T10:00:00Z", False),
+    ("date-time", "2024-02-29t23:59:59.25+23:59", True),
+    ("date-time", "1998-12-31T23:58:60Z", False),
+    ("time", "22:59:60Z", False),
+    ("time", "22:59:59z", True),
+    ("time", "24:00:00Z", False),
+]
+
+
+@pytest.mark.parametrize(("name", "text", "is_one"), DATES)
+def test_dates_are_days_that_there_are(checker: GrammarChecker, name: str, text: str, is_one: bool) -> None:
+    schema = {"type": "string", "format": name}
+    assert allows(checker, schema, json.dumps(text)) is is_one
+    assert allows(checker, {**schema, "pattern": "^2"}, json.dumps(text)) is (is_one and text[0] == "2")
+
+
+@pytest.mark.parametrize("number", [2**53 + 1, -(2**53) - 1])
+def test_bounds_between_two_floats_are_kept(checker: GrammarChecker, number: int) -> None:
+    for keyword in ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"):
+        schema = {"type": "integer", keyword: number}
+        validator = jsonschema.Draft202012Validator(schema)
+        near = [number + step for step in range(-3, 4)]
+        assert not [one for one in near if allows(checker, schema, str(one)) and not validator.is_valid(one)]
+        far = number + (1025 if "min" in keyword.lower() else -1025)
+        assert allows(checker, schema, str(far))
+
+
+def test_a_repeated_name_is_not_counted_as_two(checker: GrammarChecker) -> None:
+    with pytest.raises(RequestError, match="'#/minProperties': an output may repeat a name"):
+        checker.check(StructuredOutputsParams(json={"type": "object", "minProperties": 2}))
+    required = {"type": "object", "properties": {"a": {"type": "null"}}, "required": ["a"], "minProperties": 2}
+    assert allows(checker, required, '{"a": null, "b": 1}')
+    assert not allows(checker, required, '{"a": null}')
+    assert not allows(checker, required, '{"a": null, "a": null}')
