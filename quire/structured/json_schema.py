@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from decimal import Decimal
 from functools import cached_property
 from typing import Any
 from urllib.parse import unquote
@@ -24,6 +25,8 @@ MAX_COUNT = 100_000
 """Of minItems, minLength and their like."""
 MAX_ENUM = 10_000
 """Values of one enum."""
+EXACT = 2**53
+"""Floats hold each whole number up to here."""
 
 TYPES = frozenset({"array", "boolean", "integer", "null", "number", "object", "string"})
 
@@ -59,6 +62,15 @@ def _are_types(value: Any) -> bool:
 
 def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _is_exact(number: float) -> bool:
+    """Whether a constant stays what it is: the library reads its digits as a float, and multiplies that by a power of
+    ten, which has to be one, too."""
+    if isinstance(number, int):
+        return abs(number) < 2**63 and float(number) == number
+    _, digits, exponent = Decimal(repr(number)).as_tuple()
+    return int("".join(map(str, digits))) <= EXACT and -22 <= int(exponent) <= 22
 
 
 KEPT: dict[str, str] = {
@@ -129,11 +141,17 @@ def parse_json(field: str, text: str) -> Any:
 
 def check_numbers(field: str, root: Any) -> None:
     """Refuse numbers beyond a float's range. Raises: InvalidParameter with the JSON pointer."""
-    waiting = [("", root)]
-    while waiting:
-        pointer, value = waiting.pop()
+    for pointer, value in _values("", root):
         if is_beyond(value):
             raise refusal(field, pointer, f"{shown(value)} is beyond the range of numbers; they must be finite")
+
+
+def _values(pointer: str, root: Any) -> Iterator[tuple[str, Any]]:
+    """A value and all that are in it, with their JSON pointers."""
+    waiting = [(pointer, root)]
+    while waiting:
+        pointer, value = waiting.pop()
+        yield pointer, value
         if isinstance(value, dict):
             waiting += [(_below(pointer, str(key)), item) for key, item in reversed(value.items())]
         elif isinstance(value, list):
@@ -179,6 +197,7 @@ class JsonSchema:
             if isinstance(node.schema, dict):
                 self._check_keywords(node)
                 self._check_least(node)
+                self._check_constants(node)
         self._check_references()
         self._check_recursion()
 
@@ -228,6 +247,14 @@ class JsonSchema:
                 _below(node.pointer, "minProperties"),
                 f"an output may repeat a name, so {least} different ones are kept only where {least - 1} are required",
             )
+
+    def _check_constants(self, node: Node) -> None:
+        """Refuse numbers of which the library would write the neighbour."""
+        for keyword in ("const", "enum"):
+            for pointer, value in _values(_below(node.pointer, keyword), node.schema.get(keyword)):
+                if _is_number(value) and not _is_exact(value):
+                    why = "has digits that would be lost: it is read as a float. Use a string or fewer digits"
+                    raise refusal(self.field, pointer, f"{shown(value)} {why}")
 
     def _check_references(self) -> None:
         for node in self.nodes:

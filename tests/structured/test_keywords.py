@@ -240,3 +240,23 @@ def test_a_repeated_name_is_not_counted_as_two(checker: GrammarChecker) -> None:
     assert allows(checker, required, '{"a": null, "b": 1}')
     assert not allows(checker, required, '{"a": null}')
     assert not allows(checker, required, '{"a": null, "a": null}')
+
+
+CONSTANTS = [2**53, -(2**53), 2**53 + 2, 2**60, 0.1, -0.0, 1e22, 5e-7, 123.25, 1.0, 1234567890.12345]
+INEXACT = [2**53 + 1, -(2**53) - 1, 2**63 - 1, 2**63, 10**23 + 1, 1.8230687000260773e-09, 8856321087324143.0, 1e300]
+
+
+@pytest.mark.parametrize("number", CONSTANTS)
+def test_numbers_of_enum_and_const_are_written_as_they_are(checker: GrammarChecker, number: float) -> None:
+    for schema in ({"const": number}, {"enum": [number]}):
+        assert [json.loads(text) for text in outputs(checker, schema, 1)] == [number]
+
+
+@pytest.mark.parametrize("number", INEXACT)
+def test_numbers_that_would_be_changed_are_refused(checker: GrammarChecker, number: float) -> None:
+    for schema, pointer in (
+        ({"const": number}, "#/const"),
+        ({"properties": {"a": {"enum": [1, {"b": [number]}]}}}, "#/properties/a/enum/1/b/0"),
+    ):
+        with pytest.raises(RequestError, match=f"'{pointer}': .* has digits that would be lost"):
+            checker.check(StructuredOutputsParams(json=schema))
