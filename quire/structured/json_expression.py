@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from quire.structured.json_schema import JsonSchema
+from quire.structured.json_schema import EXACT, MAX_BOUND, JsonSchema
 
 WHITE_SPACE = r"(\n {0,16}| )"
 """Between two tokens of JSON: a space, or a new line with its indentation. So every output of a schema that is bounded
@@ -31,10 +31,8 @@ _DATES = {"date": f"^{_DATE}$", "time": f"^{_TIME}$", "date-time": f"^{_DATE}[tT
 """Values of `format` as patterns. The library would take 29 February of any year, and second 60 of any minute."""
 _ESCAPES = 'nrbtf\\"'
 """Those with which every text has one spelling."""
-_INWARD = {
-    "minimum": math.inf, "exclusiveMinimum": math.inf, "maximum": -math.inf, "exclusiveMaximum": -math.inf,
-}  # fmt: skip
-"""Keyword -> the direction in which a bound may move."""
+_BOUNDS = (("minimum", "exclusiveMinimum", math.inf), ("maximum", "exclusiveMaximum", -math.inf))
+"""Bounds, themselves allowed and not, and the direction in which they may move."""
 
 
 def json_expression(schema: JsonSchema, options: Mapping[str, Any] = OPTIONS) -> str:
@@ -66,12 +64,23 @@ def _spell_out_dates(schema: dict[str, Any]) -> None:
 
 
 def _round_bounds(schema: dict[str, Any]) -> None:
-    """The library reads a bound as the nearest float, which may lie outside."""
-    for keyword, inward in _INWARD.items():
-        bound = schema.get(keyword)
-        if isinstance(bound, int) and (nearest := float(bound)) != bound:
-            is_outside = (nearest < bound) == (inward > 0)
-            schema[keyword] = math.nextafter(nearest, inward) if is_outside else nearest
+    """The library reads a bound as the nearest float, which may lie outside, and takes large ones for allowed. Those
+    beyond whole numbers of 64 bits it does not take."""
+    for keyword, exclusive, inward in _BOUNDS:
+        tightest = max if inward > 0 else min
+        if abs(schema.get(exclusive, 0)) >= EXACT:
+            bound = _rounded(schema.pop(exclusive), inward, is_open=True)
+            schema[keyword] = tightest(bound, schema.get(keyword, bound))
+        if abs(schema.get(keyword, 0)) >= EXACT:
+            bound = tightest(_rounded(schema[keyword], inward), -math.copysign(MAX_BOUND, inward))
+            schema[keyword] = int(bound)  # of which the library loses no digits
+
+
+def _rounded(bound: float, inward: float, *, is_open: bool = False) -> float:
+    """The next float that is not outside."""
+    nearest = float(bound)
+    is_inside = not is_open if nearest == bound else (nearest > bound) == (inward > 0)
+    return nearest if is_inside else math.nextafter(nearest, inward)
 
 
 def _has_names_beside_others(schema: dict[str, Any]) -> bool:

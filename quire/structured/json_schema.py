@@ -27,6 +27,8 @@ MAX_ENUM = 10_000
 """Values of one enum."""
 EXACT = 2**53
 """Floats hold each whole number up to here."""
+MAX_BOUND = 2**63 - 1024
+"""Of numbers: the largest float that is no more than a whole number of 64 bits."""
 
 TYPES = frozenset({"array", "boolean", "integer", "null", "number", "object", "string"})
 
@@ -197,6 +199,7 @@ class JsonSchema:
             if isinstance(node.schema, dict):
                 self._check_keywords(node)
                 self._check_least(node)
+                self._check_bounds(node)
                 self._check_constants(node)
         self._check_references()
         self._check_recursion()
@@ -247,6 +250,17 @@ class JsonSchema:
                 _below(node.pointer, "minProperties"),
                 f"an output may repeat a name, so {least} different ones are kept only where {least - 1} are required",
             )
+
+    def _check_bounds(self, node: Node) -> None:
+        """Refuse bounds behind which the library knows no number: it would write one before them."""
+        for keyword, sign in (("minimum", 1), ("exclusiveMinimum", 1), ("maximum", -1), ("exclusiveMaximum", -1)):
+            if sign * node.schema.get(keyword, 0) > MAX_BOUND:
+                raise refusal(
+                    self.field,
+                    _below(node.pointer, keyword),
+                    f"no number beyond {sign * MAX_BOUND} is kept where numbers have bounds; "
+                    f"got {shown(node.schema[keyword])}",
+                )
 
     def _check_constants(self, node: Node) -> None:
         """Refuse numbers of which the library would write the neighbour."""

@@ -260,3 +260,39 @@ def test_numbers_that_would_be_changed_are_refused(checker: GrammarChecker, numb
     ):
         with pytest.raises(RequestError, match=f"'{pointer}': .* has digits that would be lost"):
             checker.check(StructuredOutputsParams(json=schema))
+
+
+FAR = [2**63 - 1, 2**63, 2**64 - 1, 1e30, 1e300]
+
+
+@pytest.mark.parametrize("kind", ["integer", "number"])
+@pytest.mark.parametrize("far", FAR)
+def test_bounds_beyond_64_bits_are_moved_inwards(checker: GrammarChecker, kind: str, far: float) -> None:
+    most = str(2**63 - 1024)
+    lower, upper = {"type": kind, "minimum": -far}, {"type": kind, "maximum": far}
+    both, open_ends = {**lower, **upper}, {"type": kind, "exclusiveMinimum": -far, "exclusiveMaximum": far}
+    for schema in (lower, upper, both, open_ends, {"type": kind, "minimum": 0, "maximum": far}):
+        validator = jsonschema.Draft202012Validator(schema)
+        texts = ["0", most, f"-{most}", *(f"{sign}{2**63 + step}" for sign in ("", "-") for step in (-1, 0, 1, 2048))]
+        assert allows(checker, schema, "0")
+        assert allows(checker, schema, most)
+        assert allows(checker, schema, f"-{most}") is (schema.get("minimum") != 0)
+        assert not [one for one in texts if allows(checker, schema, one) and not validator.is_valid(json.loads(one))]
+
+
+@pytest.mark.parametrize("number", [2**53, 2**54, 2**59])
+def test_large_exclusive_bounds_are_not_allowed_themselves(checker: GrammarChecker, number: int) -> None:
+    for bound in (number, -number):
+        for keyword in ("exclusiveMinimum", "exclusiveMaximum"):
+            schema, inside = {"type": "integer", keyword: bound}, bound + (999 if "Min" in keyword else -999)
+            assert not allows(checker, schema, str(bound))
+            assert allows(checker, schema, str(inside))
+
+
+@pytest.mark.parametrize(
+    ("keyword", "bound"),
+    [("minimum", 2**64), ("exclusiveMinimum", 1e30), ("maximum", -(2**63)), ("exclusiveMaximum", -1e30)],
+)
+def test_bounds_behind_which_no_number_is_kept_are_refused(checker: GrammarChecker, keyword: str, bound: float) -> None:
+    with pytest.raises(RequestError, match=f"'#/{keyword}': no number beyond"):
+        checker.check(StructuredOutputsParams(json={"type": "integer", keyword: bound}))
