@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Mapping
 from typing import Any
 
 import jsonschema
@@ -112,11 +113,11 @@ class Walker:
                     return False
         return self.end in self.allowed(matcher)
 
-    def read(self, text: str) -> Message:
+    def read(self, text: str, tools: Mapping[str, Tool] = BY_NAME) -> Message:
         parser = MessageParser(
             MessageFormat(calls=self.calls),
             self.marks,
-            tools=BY_NAME,
+            tools=tools,
             new_id=lambda index: f"call_{index}",
             calls_as_they_come=True,
         )

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jsonschema
 import pytest
@@ -20,6 +21,8 @@ from quire.message_formats.parts import Message
 from quire.message_formats.tools import Tool
 from quire.structured.grammar import Vocabulary
 from quire.structured.llguidance_backend import LLGuidance
+from quire.structured.llguidance_source import grammar_of
+from quire.structured.params import StructuredOutputsParams
 from tests.message_formats.families import Tokens
 from tests.message_formats.reading import marked
 from tests.message_formats.test_call_grammar import Walker
@@ -135,3 +138,51 @@ def test_what_a_value_is_stands_before_it(value: str, is_taken: bool, as_tokens:
         (found,) = walker.read(written).tool_calls
         inside = value.partition(">")[2]
         assert json.loads(found.arguments)["note"] == (inside if value.startswith("true") else json.loads(inside))
+
+
+TYPED: list[dict[str, Any]] = [
+    {"type": "boolean", "enum": ["ab", True]},
+    {"type": "string", "enum": ["a", None]},
+    {"type": ["string", "null"], "enum": ["a", None, 5, {"b": 1}]},
+    {"type": "integer", "enum": ["x", 7, 1.5]},
+    {"type": "number", "allOf": [{"type": "integer"}]},
+    {"anyOf": [{"type": "number"}, {"type": "null"}], "allOf": [{"type": "integer"}]},
+]
+CONTRADICTIONS = [
+    {"type": "boolean", "enum": ["ab"]},
+    {"type": "null", "const": "a"},
+    {"type": "boolean", "oneOf": [{"type": "string"}]},
+    {"allOf": [{"type": "number"}, {"type": "string"}]},
+    False,
+]
+ANY_FORMAT = sorted(CALLS)
+
+
+def grammar_of_one(walker: Walker, schema: object, *, is_required: bool) -> str:
+    """A grammar of calls of a tool with one parameter."""
+    parameters = {"type": "object", "properties": {"a": schema}, "required": ["a"] if is_required else []}
+    grammar = CallGrammar(walker.marks, [Tool(name="f", parameters=parameters)], parallel=False)
+    return grammar.text(walker.calls.several(grammar))
+
+
+@pytest.mark.parametrize("family", ANY_FORMAT)
+@pytest.mark.parametrize("schema", TYPED, ids=repr)
+def test_values_are_those_of_the_declared_types(family: str, schema: dict[str, Any]) -> None:
+    walker, chance = Walker(family, as_tokens=True), random.Random(1)
+    text = grammar_of_one(walker, schema, is_required=True)
+    tools = {"f": Tool(name="f", parameters={"type": "object", "properties": {"a": schema}})}
+    for _ in range(4):
+        (call,) = walker.read(walker.walk(text, chance), tools).tool_calls
+        jsonschema.validate(json.loads(call.arguments)["a"], schema)
+
+
+@pytest.mark.parametrize("family", ANY_FORMAT)
+@pytest.mark.parametrize("schema", CONTRADICTIONS, ids=repr)
+def test_what_no_value_can_be_is_left_out_or_refused(family: str, schema: object) -> None:
+    walker = Walker(family, as_tokens=True)
+    text = grammar_of_one(walker, schema, is_required=False)
+    tools = {"f": Tool(name="f", parameters={"type": "object", "properties": {"a": schema}})}
+    (call,) = walker.read(walker.walk(text, random.Random(1)), tools).tool_calls
+    assert "a" not in json.loads(call.arguments)
+    params = StructuredOutputsParams(grammar=grammar_of_one(walker, schema, is_required=True))
+    assert "nsatisfiable" in walker.backend.compile(grammar_of(params)).error

@@ -376,10 +376,10 @@ class TaggedCalls:
     def _written(self, grammar: CallGrammar, tool: Tool, parameter: Parameter) -> str:
         """A value with the tag behind it, and before it what says of which kind it is."""
         text = plain_text(grammar, tool, parameter, self.value[1], margin=self.margin, cdata=self.cdata)
-        if not self.kinds:
+        kind = type_of_schema(parameter.schema, grammar.schema(tool))
+        if not self.kinds or not kind.kinds:
             return text
         (is_text, _), *others = self.kinds
-        kind = type_of_schema(parameter.schema, grammar.schema(tool))
         written = [] if not self._may_be_text(kind) else [grammar.sequence(grammar.marker(is_text), text)]
         for marker, types in others if not kind.is_text else ():
             if kind.kinds & types:
