@@ -11,6 +11,9 @@ from typing import Any
 import jsonschema
 import pytest
 
+from quire.message_formats.calls.function_gemma import GemmaCalls
+from quire.message_formats.calls.nested_tags import NestedTags
+from quire.message_formats.calls.pythonic import PythonicCalls
 from quire.message_formats.calls.tagged import TaggedCalls
 from quire.message_formats.format import MessageFormat
 from quire.message_formats.formats import CALLS
@@ -186,3 +189,29 @@ def test_what_no_value_can_be_is_left_out_or_refused(family: str, schema: object
     assert "a" not in json.loads(call.arguments)
     params = StructuredOutputsParams(grammar=grammar_of_one(walker, schema, is_required=True))
     assert "nsatisfiable" in walker.backend.compile(grammar_of(params)).error
+
+
+NO_JSON = [
+    name for name in ANY_FORMAT if isinstance(CALLS[name], TaggedCalls | PythonicCalls | NestedTags | GemmaCalls)
+]
+NUMBERS: list[dict[str, Any]] = [
+    {"type": "number"},
+    {"type": ["number", "null"]},
+    {"anyOf": [{"type": "number"}, {"type": "null"}]},
+]
+
+
+@pytest.mark.parametrize("family", NO_JSON)
+@pytest.mark.parametrize("schema", NUMBERS, ids=repr)
+def test_a_number_is_one_that_a_float_holds(family: str, schema: dict[str, Any]) -> None:
+    walker = Walker(family, as_tokens=True)
+    text = grammar_of_one(walker, schema, is_required=True)
+    call = walker.walk(grammar_of_one(walker, {"const": 77777}, is_required=True), random.Random(1))
+    for number in ("530E394", "-1e999", "9" * 400, "5e100"):
+        assert not walker.takes(text, call.replace("77777", number))
+    tools = {"f": Tool(name="f", parameters={"type": "object", "properties": {"a": schema}})}
+    for number in ("0", "-12.5", "6.02e23", "-1E-99", "9" * 100 + "." + "9" * 99 + "e99"):
+        written = call.replace("77777", number)
+        assert walker.takes(text, written)
+        (found,) = walker.read(written, tools).tool_calls
+        assert json.loads(found.arguments)["a"] == float(number)
