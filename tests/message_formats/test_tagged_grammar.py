@@ -6,11 +6,13 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jsonschema
 import pytest
 
+from quire.errors import InvalidParameter
 from quire.message_formats.calls.function_gemma import GemmaCalls
 from quire.message_formats.calls.nested_tags import NestedTags
 from quire.message_formats.calls.pythonic import PythonicCalls
@@ -22,6 +24,7 @@ from quire.message_formats.marks import Marks
 from quire.message_formats.parser import MessageParser
 from quire.message_formats.parts import Message
 from quire.message_formats.tools import Tool
+from quire.message_formats.typed_values import ANY
 from quire.structured.grammar import Vocabulary
 from quire.structured.llguidance_backend import LLGuidance
 from quire.structured.llguidance_source import grammar_of
@@ -215,3 +218,25 @@ def test_a_number_is_one_that_a_float_holds(family: str, schema: dict[str, Any])
         assert walker.takes(text, written)
         (found,) = walker.read(written, tools).tool_calls
         assert json.loads(found.arguments)["a"] == float(number)
+
+
+@pytest.mark.parametrize(
+    "schema", [{"pattern": "^a$"}, {"maxLength": 2}, {"minimum": 3}, {"items": {"type": "null"}}], ids=repr
+)
+def test_keywords_without_a_type_are_kept_or_refused(schema: dict[str, Any]) -> None:
+    walker = TaggedWalker("qwen3_coder", as_tokens=True)
+    loose = Tool(name="f", parameters={"type": "object", "properties": {"a": schema}, "additionalProperties": False})
+    grammar = CallGrammar(walker.marks, [loose])
+    walker.calls.several(grammar)
+    assert ["'#/properties/a'" in warning for warning in grammar.warnings] == [True]
+    with pytest.raises(InvalidParameter, match="'#/properties/a'"):
+        walker.calls.several(CallGrammar(walker.marks, [replace(loose, strict=True)]))
+
+
+@pytest.mark.parametrize("schema", [{}, {"type": sorted(ANY)}, {"anyOf": [{"type": "string"}, {}]}], ids=repr)
+def test_a_value_of_any_type_needs_no_warning(schema: dict[str, Any]) -> None:
+    walker = TaggedWalker("qwen3_coder", as_tokens=True)
+    parameters = {"type": "object", "properties": {"a": schema}, "additionalProperties": False}
+    grammar = CallGrammar(walker.marks, [Tool(name="f", parameters=parameters, strict=True)])
+    walker.calls.several(grammar)
+    assert not grammar.warnings

@@ -12,9 +12,12 @@ from quire.message_formats.grammars.argument_schema import ANY_OBJECT
 from quire.message_formats.grammars.call_grammar import CallGrammar
 from quire.message_formats.tools import Tool
 from quire.message_formats.typed_values import ANY, resolved, type_of_schema, values_of
+from quire.structured.json_schema import KEPT
 
 _SIMPLE = frozenset({"type", "enum", "const", "minLength", "maxLength", "title", "description", "default"})
 """Keywords of texts that plain text can follow."""
+_NARROWING = KEPT.keys() - {"$anchor", "$defs", "$id", "allOf", "anyOf", "definitions", "oneOf", "type"}
+"""Keywords that a value of any type has to follow."""
 MAX_LISTED = 64
 """Parameters of a tool whose arguments may be any object."""
 _SCALARS = frozenset({"string", "number", "integer", "boolean", "null"})
@@ -94,7 +97,7 @@ def plain_text(
     if values is not None:
         texts = [value if isinstance(value, str) else json.dumps(value, ensure_ascii=False) for value in values]
         return f"({' | '.join(map(grammar.literal, texts))}) {closing}"
-    if kind.kinds != ANY and not _is_kept(keywords, kind.kinds):
+    if not _is_kept(keywords, kind.kinds):
         pointer = f"#/properties/{parameter.name}"
         grammar.leave_out(tool, pointer, "calls of this model's format write texts as they stand and cannot follow it")
         return _free_text(grammar, end, margin, "*", cdata)
@@ -112,6 +115,8 @@ def _free_text(grammar: CallGrammar, end: str, margin: str, length: str, cdata: 
 
 def _is_kept(keywords: dict[str, Any], kinds: frozenset[str]) -> bool:
     """Whether any text of the right length is a value."""
+    if kinds == ANY:
+        return not keywords.keys() & _NARROWING
     if kinds == {"string"}:
         return keywords.keys() <= _SIMPLE
     branches = keywords.get("anyOf") or keywords.get("oneOf") or [keywords]
