@@ -23,7 +23,7 @@ class ValueType:
     """The types that a value may have."""
 
     kinds: frozenset[str] = ANY
-    """Names of JSON Schema."""
+    """Names of JSON Schema; none where no value can be all that is asked for."""
     texts: frozenset[str] = frozenset()
     """Texts that are values as they stand."""
 
@@ -130,15 +130,24 @@ def resolved(schema: Any, root: Mapping[str, Any]) -> Any:
     return True
 
 
-def _own_type(schema: Mapping[str, Any]) -> ValueType:
+def values_of(schema: Mapping[str, Any], kinds: frozenset[str] = ANY) -> list[Any] | None:
+    """The values that a schema lists, those of such kinds; None where it lists none."""
     values = [schema["const"]] if "const" in schema else schema.get("enum")
-    if isinstance(values, list) and values:
-        kinds = frozenset[str]().union(*map(_kinds_of, values))
-        return ValueType(kinds, frozenset(value for value in values if isinstance(value, str)))
+    if not isinstance(values, list) or not values:
+        return None
+    return [value for value in values if _kinds_of(value) & kinds]
+
+
+def _own_type(schema: Mapping[str, Any]) -> ValueType:
     names = schema.get("type")
     names = [names] if isinstance(names, str) else names
     kinds = ANY.intersection(name for name in names if isinstance(name, str)) if isinstance(names, list) else ANY
-    return ValueType(kinds or ANY)
+    kinds = (kinds | {"integer"} if "number" in kinds else kinds) or ANY
+    values = values_of(schema, kinds)
+    if values is None:
+        return ValueType(kinds)
+    found = frozenset[str]().union(*map(_kinds_of, values))
+    return ValueType(found & kinds, frozenset(value for value in values if isinstance(value, str)))
 
 
 def _either(types: list[ValueType]) -> ValueType:
@@ -147,7 +156,7 @@ def _either(types: list[ValueType]) -> ValueType:
 
 
 def _both(first: ValueType, second: ValueType) -> ValueType:
-    return ValueType(first.kinds & second.kinds or ANY, first.texts | second.texts)
+    return ValueType(first.kinds & second.kinds, first.texts | second.texts)
 
 
 def _target(reference: Any, root: Mapping[str, Any]) -> Any:

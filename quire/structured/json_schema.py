@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from decimal import Decimal
 from functools import cached_property
 from typing import Any
 from urllib.parse import unquote
@@ -24,6 +25,10 @@ MAX_COUNT = 100_000
 """Of minItems, minLength and their like."""
 MAX_ENUM = 10_000
 """Values of one enum."""
+EXACT = 2**53
+"""Floats hold each whole number up to here."""
+MAX_BOUND = 2**63 - 1024
+"""Of numbers: the largest float that is no more than a whole number of 64 bits."""
 
 TYPES = frozenset({"array", "boolean", "integer", "null", "number", "object", "string"})
 
@@ -59,6 +64,15 @@ def _are_types(value: Any) -> bool:
 
 def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _is_exact(number: float) -> bool:
+    """Whether a constant stays what it is: the library reads its digits as a float, and multiplies that by a power of
+    ten, which has to be one, too."""
+    if isinstance(number, int):
+        return abs(number) < 2**63 and float(number) == number
+    _, digits, exponent = Decimal(repr(number)).as_tuple()
+    return int("".join(map(str, digits))) <= EXACT and -22 <= int(exponent) <= 22
 
 
 KEPT: dict[str, str] = {
@@ -129,11 +143,17 @@ def parse_json(field: str, text: str) -> Any:
 
 def check_numbers(field: str, root: Any) -> None:
     """Refuse numbers beyond a float's range. Raises: InvalidParameter with the JSON pointer."""
-    waiting = [("", root)]
-    while waiting:
-        pointer, value = waiting.pop()
+    for pointer, value in _values("", root):
         if is_beyond(value):
             raise refusal(field, pointer, f"{shown(value)} is beyond the range of numbers; they must be finite")
+
+
+def _values(pointer: str, root: Any) -> Iterator[tuple[str, Any]]:
+    """A value and all that are in it, with their JSON pointers."""
+    waiting = [(pointer, root)]
+    while waiting:
+        pointer, value = waiting.pop()
+        yield pointer, value
         if isinstance(value, dict):
             waiting += [(_below(pointer, str(key)), item) for key, item in reversed(value.items())]
         elif isinstance(value, list):
@@ -178,6 +198,9 @@ class JsonSchema:
         for node in self.nodes:
             if isinstance(node.schema, dict):
                 self._check_keywords(node)
+                self._check_least(node)
+                self._check_bounds(node)
+                self._check_constants(node)
         self._check_references()
         self._check_recursion()
 
@@ -217,6 +240,35 @@ class JsonSchema:
                 words, fits = _WANTS[KEPT[keyword]]
                 if not fits(value):
                     raise refusal(self.field, place, f"{keyword} must be {words}, got {shown(value)}")
+
+    def _check_least(self, node: Node) -> None:
+        """Refuse a least number of properties that one name written twice would seem to reach."""
+        least, required = node.schema.get("minProperties", 0), set(node.schema.get("required", ()))
+        if least > len(required) + 1:
+            raise refusal(
+                self.field,
+                _below(node.pointer, "minProperties"),
+                f"an output may repeat a name, so {least} different ones are kept only where {least - 1} are required",
+            )
+
+    def _check_bounds(self, node: Node) -> None:
+        """Refuse bounds behind which the library knows no number: it would write one before them."""
+        for keyword, sign in (("minimum", 1), ("exclusiveMinimum", 1), ("maximum", -1), ("exclusiveMaximum", -1)):
+            if sign * node.schema.get(keyword, 0) > MAX_BOUND:
+                raise refusal(
+                    self.field,
+                    _below(node.pointer, keyword),
+                    f"no number beyond {sign * MAX_BOUND} is kept where numbers have bounds; "
+                    f"got {shown(node.schema[keyword])}",
+                )
+
+    def _check_constants(self, node: Node) -> None:
+        """Refuse numbers of which the library would write the neighbour."""
+        for keyword in ("const", "enum"):
+            for pointer, value in _values(_below(node.pointer, keyword), node.schema.get(keyword)):
+                if _is_number(value) and not _is_exact(value):
+                    why = "has digits that would be lost: it is read as a float. Use a string or fewer digits"
+                    raise refusal(self.field, pointer, f"{shown(value)} {why}")
 
     def _check_references(self) -> None:
         for node in self.nodes:

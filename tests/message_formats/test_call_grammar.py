@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Mapping
 from typing import Any
 
 import jsonschema
@@ -112,11 +113,11 @@ class Walker:
                     return False
         return self.end in self.allowed(matcher)
 
-    def read(self, text: str) -> Message:
+    def read(self, text: str, tools: Mapping[str, Tool] = BY_NAME) -> Message:
         parser = MessageParser(
             MessageFormat(calls=self.calls),
             self.marks,
-            tools=BY_NAME,
+            tools=tools,
             new_id=lambda index: f"call_{index}",
             calls_as_they_come=True,
         )
@@ -310,3 +311,29 @@ def test_schemas_of_arguments_are_objects_and_name_what_they_allow() -> None:
     given = {"properties": {"description": {"description": "x", "default": 1}}}
     assert root(given)["properties"] == {"description": {}}
     assert given == {"properties": {"description": {"description": "x", "default": 1}}}
+
+
+OPTIONAL = {"type": "object", "properties": {"a": {"type": "null"}}}
+COUNTED: list[tuple[dict[str, Any], str]] = [
+    ({**OPTIONAL, "minProperties": 1}, "#/minProperties"),
+    ({**OPTIONAL, "maxProperties": 1}, "#/maxProperties"),
+    ({"type": "object", "properties": {"b": {**OPTIONAL, "minProperties": 1}}}, "#/properties/b/minProperties"),
+    ({**OPTIONAL, "required": ["a"], "minProperties": 3}, "#/minProperties"),
+]
+
+
+@pytest.mark.parametrize(("parameters", "pointer"), COUNTED, ids=repr)
+def test_a_count_of_properties_that_cannot_be_kept_costs_only_itself(parameters: dict[str, Any], pointer: str) -> None:
+    walker = Walker("hermes", as_tokens=True)
+    grammar = CallGrammar(walker.marks, [Tool(name="f", parameters=parameters)])
+    (warning,) = grammar.warnings
+    assert f"'{pointer}': {pointer.rpartition('/')[2]} is not kept" in warning
+    walker.compile(grammar.text(walker.calls.several(grammar)))
+    assert list(grammar.schema(grammar.tools[0])["properties"]) == list(parameters["properties"])
+
+
+def test_a_count_of_properties_that_can_be_kept_stays() -> None:
+    parameters = {**OPTIONAL, "required": ["a"], "minProperties": 2}
+    found = argument_schema(Tool(name="f", parameters=parameters), 0)
+    assert not found.warnings
+    assert found.schema.root["minProperties"] == 2

@@ -6,10 +6,16 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 import jsonschema
 import pytest
 
+from quire.errors import InvalidParameter
+from quire.message_formats.calls.function_gemma import GemmaCalls
+from quire.message_formats.calls.nested_tags import NestedTags
+from quire.message_formats.calls.pythonic import PythonicCalls
 from quire.message_formats.calls.tagged import TaggedCalls
 from quire.message_formats.format import MessageFormat
 from quire.message_formats.formats import CALLS
@@ -18,8 +24,11 @@ from quire.message_formats.marks import Marks
 from quire.message_formats.parser import MessageParser
 from quire.message_formats.parts import Message
 from quire.message_formats.tools import Tool
+from quire.message_formats.typed_values import ANY
 from quire.structured.grammar import Vocabulary
 from quire.structured.llguidance_backend import LLGuidance
+from quire.structured.llguidance_source import grammar_of
+from quire.structured.params import StructuredOutputsParams
 from tests.message_formats.families import Tokens
 from tests.message_formats.reading import marked
 from tests.message_formats.test_call_grammar import Walker
@@ -135,3 +144,99 @@ def test_what_a_value_is_stands_before_it(value: str, is_taken: bool, as_tokens:
         (found,) = walker.read(written).tool_calls
         inside = value.partition(">")[2]
         assert json.loads(found.arguments)["note"] == (inside if value.startswith("true") else json.loads(inside))
+
+
+TYPED: list[dict[str, Any]] = [
+    {"type": "boolean", "enum": ["ab", True]},
+    {"type": "string", "enum": ["a", None]},
+    {"type": ["string", "null"], "enum": ["a", None, 5, {"b": 1}]},
+    {"type": "integer", "enum": ["x", 7, 1.5]},
+    {"type": "number", "allOf": [{"type": "integer"}]},
+    {"anyOf": [{"type": "number"}, {"type": "null"}], "allOf": [{"type": "integer"}]},
+]
+CONTRADICTIONS = [
+    {"type": "boolean", "enum": ["ab"]},
+    {"type": "null", "const": "a"},
+    {"type": "boolean", "oneOf": [{"type": "string"}]},
+    {"allOf": [{"type": "number"}, {"type": "string"}]},
+    False,
+]
+ANY_FORMAT = sorted(CALLS)
+
+
+def grammar_of_one(walker: Walker, schema: object, *, is_required: bool) -> str:
+    """A grammar of calls of a tool with one parameter."""
+    parameters = {"type": "object", "properties": {"a": schema}, "required": ["a"] if is_required else []}
+    grammar = CallGrammar(walker.marks, [Tool(name="f", parameters=parameters)], parallel=False)
+    return grammar.text(walker.calls.several(grammar))
+
+
+@pytest.mark.parametrize("family", ANY_FORMAT)
+@pytest.mark.parametrize("schema", TYPED, ids=repr)
+def test_values_are_those_of_the_declared_types(family: str, schema: dict[str, Any]) -> None:
+    walker, chance = Walker(family, as_tokens=True), random.Random(1)
+    text = grammar_of_one(walker, schema, is_required=True)
+    tools = {"f": Tool(name="f", parameters={"type": "object", "properties": {"a": schema}})}
+    for _ in range(4):
+        (call,) = walker.read(walker.walk(text, chance), tools).tool_calls
+        jsonschema.validate(json.loads(call.arguments)["a"], schema)
+
+
+@pytest.mark.parametrize("family", ANY_FORMAT)
+@pytest.mark.parametrize("schema", CONTRADICTIONS, ids=repr)
+def test_what_no_value_can_be_is_left_out_or_refused(family: str, schema: object) -> None:
+    walker = Walker(family, as_tokens=True)
+    text = grammar_of_one(walker, schema, is_required=False)
+    tools = {"f": Tool(name="f", parameters={"type": "object", "properties": {"a": schema}})}
+    (call,) = walker.read(walker.walk(text, random.Random(1)), tools).tool_calls
+    assert "a" not in json.loads(call.arguments)
+    params = StructuredOutputsParams(grammar=grammar_of_one(walker, schema, is_required=True))
+    assert "nsatisfiable" in walker.backend.compile(grammar_of(params)).error
+
+
+NO_JSON = [
+    name for name in ANY_FORMAT if isinstance(CALLS[name], TaggedCalls | PythonicCalls | NestedTags | GemmaCalls)
+]
+NUMBERS: list[dict[str, Any]] = [
+    {"type": "number"},
+    {"type": ["number", "null"]},
+    {"anyOf": [{"type": "number"}, {"type": "null"}]},
+]
+
+
+@pytest.mark.parametrize("family", NO_JSON)
+@pytest.mark.parametrize("schema", NUMBERS, ids=repr)
+def test_a_number_is_one_that_a_float_holds(family: str, schema: dict[str, Any]) -> None:
+    walker = Walker(family, as_tokens=True)
+    text = grammar_of_one(walker, schema, is_required=True)
+    call = walker.walk(grammar_of_one(walker, {"const": 77777}, is_required=True), random.Random(1))
+    for number in ("530E394", "-1e999", "9" * 400, "5e100"):
+        assert not walker.takes(text, call.replace("77777", number))
+    tools = {"f": Tool(name="f", parameters={"type": "object", "properties": {"a": schema}})}
+    for number in ("0", "-12.5", "6.02e23", "-1E-99", "9" * 100 + "." + "9" * 99 + "e99"):
+        written = call.replace("77777", number)
+        assert walker.takes(text, written)
+        (found,) = walker.read(written, tools).tool_calls
+        assert json.loads(found.arguments)["a"] == float(number)
+
+
+@pytest.mark.parametrize(
+    "schema", [{"pattern": "^a$"}, {"maxLength": 2}, {"minimum": 3}, {"items": {"type": "null"}}], ids=repr
+)
+def test_keywords_without_a_type_are_kept_or_refused(schema: dict[str, Any]) -> None:
+    walker = TaggedWalker("qwen3_coder", as_tokens=True)
+    loose = Tool(name="f", parameters={"type": "object", "properties": {"a": schema}, "additionalProperties": False})
+    grammar = CallGrammar(walker.marks, [loose])
+    walker.calls.several(grammar)
+    assert ["'#/properties/a'" in warning for warning in grammar.warnings] == [True]
+    with pytest.raises(InvalidParameter, match="'#/properties/a'"):
+        walker.calls.several(CallGrammar(walker.marks, [replace(loose, strict=True)]))
+
+
+@pytest.mark.parametrize("schema", [{}, {"type": sorted(ANY)}, {"anyOf": [{"type": "string"}, {}]}], ids=repr)
+def test_a_value_of_any_type_needs_no_warning(schema: dict[str, Any]) -> None:
+    walker = TaggedWalker("qwen3_coder", as_tokens=True)
+    parameters = {"type": "object", "properties": {"a": schema}, "additionalProperties": False}
+    grammar = CallGrammar(walker.marks, [Tool(name="f", parameters=parameters, strict=True)])
+    walker.calls.several(grammar)
+    assert not grammar.warnings

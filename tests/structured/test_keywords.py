@@ -99,6 +99,19 @@ def outputs(checker: GrammarChecker, schema: Any, count: int) -> list[str]:
     return ended
 
 
+def allows(checker: GrammarChecker, schema: Any, text: str) -> bool:
+    """Whether a text can be written under the masks, a byte at a time, and ended there."""
+    backend = open_backend("llguidance", VOCABULARY)
+    matcher = backend.compile(checker.check(StructuredOutputsParams(json=schema)))
+    masks = np.zeros((1, -(-len(TOKENS) // 32)), np.int32)
+    for token_id in [*(byte + 1 for byte in text.encode()), 0]:
+        backend.fill_masks([(matcher, 0)], masks)
+        if matcher.error or not masks[0, token_id // 32] >> (token_id % 32) & 1:
+            return False
+        matcher.advance(token_id)
+    return True
+
+
 def test_the_table_is_that_of_the_code() -> None:
     table = rows()
     assert {name for name, what in table.items() if what.startswith("kept")} == set(KEPT)
@@ -158,3 +171,128 @@ def test_the_list_of_formats_is_the_library_s(checker: GrammarChecker, name: str
     else:
         with pytest.raises(RequestError, match="Unknown format"):
             checker.check(params)
+
+
+OPEN: dict[str, Any] = {"properties": {"a": {"type": "null"}}, "type": "object"}
+SPELLED: list[tuple[dict[str, Any], str]] = [
+    (OPEN, '{"\\u0061": 1}'),
+    ({**OPEN, "additionalProperties": {"type": "boolean"}}, '{"a": null, "\\u0061": true}'),
+    ({"patternProperties": {"^a": {"type": "null"}}, "type": "object"}, '{"\\u0061b": 1}'),
+    ({"properties": {"\n": {"type": "null"}}, "type": "object"}, '{"\\u000a": 1}'),
+    ({"type": "array", "items": OPEN}, '[{"\\u0061": 1}]'),
+]
+
+
+@pytest.mark.parametrize(("schema", "text"), SPELLED, ids=repr)
+def test_a_listed_name_cannot_be_spelled_as_one_that_is_not_listed(
+    checker: GrammarChecker, schema: dict[str, Any], text: str
+) -> None:
+    assert not jsonschema.Draft202012Validator(schema).is_valid(json.loads(text))
+    assert not allows(checker, schema, text)
+
+
+def test_control_characters_are_escaped_where_every_name_is_listed(checker: GrammarChecker) -> None:
+    text = '{"a": "\\u001b[0m"}'
+    schema = {"type": "object", "properties": {"a": {"type": "string"}}}
+    assert allows(checker, {**schema, "additionalProperties": False}, text)
+    assert allows(checker, {"type": "object"}, text)
+    assert not allows(checker, schema, text)
+
+
+DATES = [
+    ("date", "2023-02-29", False),
+    ("date", "1900-02-29", False),
+    ("date", "2000-02-29", True),
+    ("date", "2024-02-29", True),
+    ("date", "2023-02-28", True),
+    ("date", "2024-04-31", False),
+    ("date-time", "2023-02-29T10:00:00Z", False),
+    ("date-time", "2024-02-29t23:59:59.25+23:59", True),
+    ("date-time", "1998-12-31T23:58:60Z", False),
+    ("time", "22:59:60Z", False),
+    ("time", "22:59:59z", True),
+    ("time", "24:00:00Z", False),
+]
+
+
+@pytest.mark.parametrize(("name", "text", "is_one"), DATES)
+def test_dates_are_days_that_there_are(checker: GrammarChecker, name: str, text: str, is_one: bool) -> None:
+    schema = {"type": "string", "format": name}
+    assert allows(checker, schema, json.dumps(text)) is is_one
+    assert allows(checker, {**schema, "pattern": "^2"}, json.dumps(text)) is (is_one and text[0] == "2")
+
+
+@pytest.mark.parametrize("number", [2**53 + 1, -(2**53) - 1])
+def test_bounds_between_two_floats_are_kept(checker: GrammarChecker, number: int) -> None:
+    for keyword in ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"):
+        schema = {"type": "integer", keyword: number}
+        validator = jsonschema.Draft202012Validator(schema)
+        near = [number + step for step in range(-3, 4)]
+        assert not [one for one in near if allows(checker, schema, str(one)) and not validator.is_valid(one)]
+        far = number + (1025 if "min" in keyword.lower() else -1025)
+        assert allows(checker, schema, str(far))
+
+
+def test_a_repeated_name_is_not_counted_as_two(checker: GrammarChecker) -> None:
+    with pytest.raises(RequestError, match="'#/minProperties': an output may repeat a name"):
+        checker.check(StructuredOutputsParams(json={"type": "object", "minProperties": 2}))
+    required = {"type": "object", "properties": {"a": {"type": "null"}}, "required": ["a"], "minProperties": 2}
+    assert allows(checker, required, '{"a": null, "b": 1}')
+    assert not allows(checker, required, '{"a": null}')
+    assert not allows(checker, required, '{"a": null, "a": null}')
+
+
+CONSTANTS = [2**53, -(2**53), 2**53 + 2, 2**60, 0.1, -0.0, 1e22, 5e-7, 123.25, 1.0, 1234567890.12345]
+INEXACT = [2**53 + 1, -(2**53) - 1, 2**63 - 1, 2**63, 10**23 + 1, 1.8230687000260773e-09, 8856321087324143.0, 1e300]
+
+
+@pytest.mark.parametrize("number", CONSTANTS)
+def test_numbers_of_enum_and_const_are_written_as_they_are(checker: GrammarChecker, number: float) -> None:
+    for schema in ({"const": number}, {"enum": [number]}):
+        assert [json.loads(text) for text in outputs(checker, schema, 1)] == [number]
+
+
+@pytest.mark.parametrize("number", INEXACT)
+def test_numbers_that_would_be_changed_are_refused(checker: GrammarChecker, number: float) -> None:
+    for schema, pointer in (
+        ({"const": number}, "#/const"),
+        ({"properties": {"a": {"enum": [1, {"b": [number]}]}}}, "#/properties/a/enum/1/b/0"),
+    ):
+        with pytest.raises(RequestError, match=f"'{pointer}': .* has digits that would be lost"):
+            checker.check(StructuredOutputsParams(json=schema))
+
+
+FAR = [2**63 - 1, 2**63, 2**64 - 1, 1e30, 1e300]
+
+
+@pytest.mark.parametrize("kind", ["integer", "number"])
+@pytest.mark.parametrize("far", FAR)
+def test_bounds_beyond_64_bits_are_moved_inwards(checker: GrammarChecker, kind: str, far: float) -> None:
+    most = str(2**63 - 1024)
+    lower, upper = {"type": kind, "minimum": -far}, {"type": kind, "maximum": far}
+    both, open_ends = {**lower, **upper}, {"type": kind, "exclusiveMinimum": -far, "exclusiveMaximum": far}
+    for schema in (lower, upper, both, open_ends, {"type": kind, "minimum": 0, "maximum": far}):
+        validator = jsonschema.Draft202012Validator(schema)
+        texts = ["0", most, f"-{most}", *(f"{sign}{2**63 + step}" for sign in ("", "-") for step in (-1, 0, 1, 2048))]
+        assert allows(checker, schema, "0")
+        assert allows(checker, schema, most)
+        assert allows(checker, schema, f"-{most}") is (schema.get("minimum") != 0)
+        assert not [one for one in texts if allows(checker, schema, one) and not validator.is_valid(json.loads(one))]
+
+
+@pytest.mark.parametrize("number", [2**53, 2**54, 2**59])
+def test_large_exclusive_bounds_are_not_allowed_themselves(checker: GrammarChecker, number: int) -> None:
+    for bound in (number, -number):
+        for keyword in ("exclusiveMinimum", "exclusiveMaximum"):
+            schema, inside = {"type": "integer", keyword: bound}, bound + (999 if "Min" in keyword else -999)
+            assert not allows(checker, schema, str(bound))
+            assert allows(checker, schema, str(inside))
+
+
+@pytest.mark.parametrize(
+    ("keyword", "bound"),
+    [("minimum", 2**64), ("exclusiveMinimum", 1e30), ("maximum", -(2**63)), ("exclusiveMaximum", -1e30)],
+)
+def test_bounds_behind_which_no_number_is_kept_are_refused(checker: GrammarChecker, keyword: str, bound: float) -> None:
+    with pytest.raises(RequestError, match=f"'#/{keyword}': no number beyond"):
+        checker.check(StructuredOutputsParams(json={"type": "integer", keyword: bound}))

@@ -12,7 +12,7 @@ from quire.message_formats.grammars.parameter_grammar import Parameter, paramete
 from quire.message_formats.literals import Literals, quoted
 from quire.message_formats.reader import Malformed, Steps
 from quire.message_formats.tools import Tool
-from quire.message_formats.typed_values import type_of_schema
+from quire.message_formats.typed_values import resolved, type_of_schema, values_of
 from quire.message_formats.writer import CallWriter
 
 _NAME = pattern(r"[\w.:/$@-]*")
@@ -136,8 +136,10 @@ class PythonicCalls:
 
 def _value(grammar: CallGrammar, tool: Tool, parameter: Parameter) -> str:
     """A value. JSON reads as Python does, but for the names of constants."""
-    kinds = type_of_schema(parameter.schema, grammar.schema(tool)).kinds
-    return _CONSTANTS.get(kinds) or grammar.value(parameter.schema, tool)
+    schema = resolved(parameter.schema, grammar.schema(tool))
+    kinds = type_of_schema(schema, grammar.schema(tool)).kinds
+    is_listed = isinstance(schema, dict) and values_of(schema) is not None
+    return grammar.value(parameter.schema, tool) if is_listed or kinds not in _CONSTANTS else _CONSTANTS[kinds]
 
 
 _CONSTANTS = {frozenset({"boolean"}): '("True" | "False")', frozenset({"null"}): '"None"'}

@@ -9,7 +9,7 @@ from re import compile as pattern
 
 from quire.message_formats.calls.json_calls import NUMBER, JsonCalls
 from quire.message_formats.format import Source
-from quire.message_formats.grammars.call_grammar import CallGrammar
+from quire.message_formats.grammars.call_grammar import CallGrammar, without_number
 from quire.message_formats.grammars.parameter_grammar import Parameter, parameters_of, plain_text
 from quire.message_formats.literals import Tell, quoted
 from quire.message_formats.marks import is_mark
@@ -376,10 +376,10 @@ class TaggedCalls:
     def _written(self, grammar: CallGrammar, tool: Tool, parameter: Parameter) -> str:
         """A value with the tag behind it, and before it what says of which kind it is."""
         text = plain_text(grammar, tool, parameter, self.value[1], margin=self.margin, cdata=self.cdata)
-        if not self.kinds:
+        kind = type_of_schema(parameter.schema, grammar.schema(tool))
+        if not self.kinds or not kind.kinds:
             return text
         (is_text, _), *others = self.kinds
-        kind = type_of_schema(parameter.schema, grammar.schema(tool))
         written = [] if not self._may_be_text(kind) else [grammar.sequence(grammar.marker(is_text), text)]
         for marker, types in others if not kind.is_text else ():
             if kind.kinds & types:
@@ -397,7 +397,10 @@ class TaggedCalls:
         """A value that is none of a text, of those types that its kind says."""
         if len(self.kinds) == 2 or kind.kinds <= types:
             return grammar.value(parameter.schema, tool)
-        return grammar.value({"allOf": [parameter.schema], "type": sorted(kind.kinds & types)}, tool)
+        typed = {"type": sorted(kind.kinds & types)}
+        _, others = without_number(parameter.schema)
+        is_plain = all(isinstance(one, dict) and one.keys() == {"type"} for one in others)
+        return grammar.value(typed if is_plain else {"allOf": [parameter.schema], **typed}, tool)
 
 
 class _Said:

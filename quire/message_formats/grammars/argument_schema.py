@@ -87,8 +87,17 @@ def _loosen(schema: JsonSchema, name: str) -> list[str]:
 def _not_kept(node: Node) -> list[str]:
     if not isinstance(node.schema, dict):
         return []
-    keywords = [keyword for keyword in node.schema if keyword in REFUSED]
+    keywords = [keyword for keyword in node.schema if keyword in REFUSED or keyword in _unkept_counts(node.schema)]
     return [*keywords, "format"] if _has_unknown_format(node.schema) else keywords
+
+
+def _unkept_counts(schema: dict[str, Any]) -> tuple[str, ...]:
+    """Counts of properties, where some that are listed may be left out, or more than one is not listed."""
+    listed, least = schema.get("properties"), schema.get("minProperties")
+    names = schema["required"] if isinstance(schema.get("required"), list) else []
+    if isinstance(listed, dict) and any(name not in names for name in listed):
+        return ("minProperties", "maxProperties")
+    return ("minProperties",) if isinstance(least, int) and least > len(names) + 1 else ()
 
 
 def _has_unknown_format(schema: dict[str, Any]) -> bool:

@@ -12,6 +12,7 @@ from quire.errors import InvalidParameter, shown
 from quire.message_formats.grammars.argument_schema import any_object, argument_schema, field_of
 from quire.message_formats.marks import Marks
 from quire.message_formats.tools import Tool
+from quire.message_formats.typed_values import ANY
 from quire.structured.json_expression import json_expression
 from quire.structured.json_schema import JsonSchema
 
@@ -21,6 +22,8 @@ MAX_SCHEMA_CHARACTERS = 80_000
 """Of the schemas of all tools together, without descriptions. What a grammar may hold is little more."""
 SPACES = r"[ \t\r\n]{1,64}"
 """What may stand behind the first character of a call without a marker, where a model has begun it by itself."""
+_NUMBER = r"-?(0|[1-9][0-9]{0,99})(\.[0-9]{1,99})?([eE][+-]?[0-9]{1,2})?"
+"""Without bounds. A float holds it: where calls are no JSON, what none holds reads as no number."""
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
@@ -135,7 +138,10 @@ class CallGrammar:
         """The rule for a JSON value by a part of a tool's schema."""
         root = self.schema(tool)
         definitions = {name: root[name] for name in ("$defs", "definitions") if name in root}
-        return self.rule(without_ebnf(json_expression(JsonSchema({**definitions, "allOf": [schema]}))))
+        has_number, others = without_number(schema)
+        rest = {**definitions, "allOf": [{"anyOf": others} if has_number else schema]}
+        text = without_ebnf(json_expression(JsonSchema(rest))) if others else ""
+        return self.rule(" | ".join(filter(None, [self.terminal(_NUMBER) if has_number else "", text])))
 
     def leave_out(self, tool: Tool, pointer: str, why: str) -> None:
         """Arguments of a tool cannot follow a part of its schema: say so. Raises: InvalidParameter for a strict one."""
@@ -176,6 +182,20 @@ class CallGrammar:
         root = found.schema.root
         self._schemas[id(tool)] = root if isinstance(root, dict) else {}
         return self.rule(text)
+
+
+def without_number(schema: Any) -> tuple[bool, list[Any]]:
+    """Whether a value may be any number, and the schemas of what else it may be."""
+    schema = {"type": sorted(ANY)} if schema is True or schema == {} else schema
+    keywords = schema if isinstance(schema, dict) else {}
+    if keywords.keys() == {"anyOf"}:
+        found = [without_number(one) for one in keywords["anyOf"]]
+        return any(has_number for has_number, _ in found), [one for _, others in found for one in others]
+    names = [keywords.get("type")] if isinstance(keywords.get("type"), str) else keywords.get("type", [])
+    if keywords.keys() != {"type"} or "number" not in names:
+        return False, [schema]
+    others = [name for name in names if name not in ("number", "integer")]
+    return True, [{"type": others}] if others else []
 
 
 def in_regex(text: str) -> str:

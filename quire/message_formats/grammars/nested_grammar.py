@@ -6,9 +6,9 @@ from abc import ABC, abstractmethod
 from typing import Any
 
 from quire.message_formats.grammars.call_grammar import CallGrammar
-from quire.message_formats.grammars.parameter_grammar import length_of
+from quire.message_formats.grammars.parameter_grammar import can_be_kept, length_of
 from quire.message_formats.tools import Tool
-from quire.message_formats.typed_values import resolved, type_of_schema
+from quire.message_formats.typed_values import resolved, type_of_schema, values_of
 
 MAX_GRAMMAR_DEPTH = 12
 """Of objects and arrays in arguments that a grammar makes."""
@@ -68,11 +68,12 @@ class NestedGrammar(ABC):
         return value
 
     def properties(self, keywords: dict[str, Any]) -> list[tuple[str, Any, bool]]:
-        """Names, schemas, and which are required."""
+        """Names, schemas, and which are required; none that is not and cannot be kept."""
         required = keywords.get("required") or ()
         listed = keywords.get("properties") or {}
         missing = {name: keywords.get("additionalProperties", True) for name in required if name not in listed}
-        return [(name, one, name in required) for name, one in {**listed, **missing}.items()]
+        found = [(name, one, name in required) for name, one in {**listed, **missing}.items()]
+        return [one for one in found if one[2] or can_be_kept(one[1], self._root)]
 
     def repeated(self, item: str, keywords: dict[str, Any], between: str = "") -> str:
         """As many items as an array may have; empty where there are none."""
@@ -85,10 +86,12 @@ class NestedGrammar(ABC):
 
     def _expression(self, name: str, schema: Any, depth: int, end: str) -> str:
         keywords = schema if isinstance(schema, dict) else {}
-        values = [keywords["const"]] if "const" in keywords else keywords.get("enum")
-        if values:
-            return " | ".join(self.constant(value, end) for value in values)
         kinds = type_of_schema(schema, self._root).kinds
+        if not can_be_kept(schema, self._root):
+            return self._grammar.value(schema, self._tool)  # which the library refuses
+        values = values_of(keywords, kinds)
+        if values is not None:
+            return " | ".join(self.constant(value, end) for value in values)
         kinds = self.kinds_of(kinds - {"integer"} if "number" in kinds else kinds)
         if not keywords or depth > MAX_GRAMMAR_DEPTH or not keywords.keys() <= _KEPT:
             if keywords and id(schema) not in self._left_out:

@@ -11,10 +11,13 @@ from typing import Any
 from quire.message_formats.grammars.argument_schema import ANY_OBJECT
 from quire.message_formats.grammars.call_grammar import CallGrammar
 from quire.message_formats.tools import Tool
-from quire.message_formats.typed_values import ANY, resolved, type_of_schema
+from quire.message_formats.typed_values import ANY, resolved, type_of_schema, values_of
+from quire.structured.json_schema import KEPT
 
 _SIMPLE = frozenset({"type", "enum", "const", "minLength", "maxLength", "title", "description", "default"})
 """Keywords of texts that plain text can follow."""
+_NARROWING = KEPT.keys() - {"$anchor", "$defs", "$id", "allOf", "anyOf", "definitions", "oneOf", "type"}
+"""Keywords that a value of any type has to follow."""
 MAX_LISTED = 64
 """Parameters of a tool whose arguments may be any object."""
 _SCALARS = frozenset({"string", "number", "integer", "boolean", "null"})
@@ -43,11 +46,17 @@ def parameters_of(grammar: CallGrammar, tool: Tool) -> Iterator[Parameter]:
         if keyword in schema:
             grammar.leave_out(tool, f"#/{keyword}", "calls of this model's format cannot follow it")
     for name, one in properties.items():
-        yield Parameter(name, one, name in required)
+        if name in required or can_be_kept(one, schema):
+            yield Parameter(name, one, name in required)
     others = schema.get("additionalProperties", True)
     for name in dict.fromkeys(required):
         if name not in properties:
             yield Parameter(name, others, True)
+
+
+def can_be_kept(schema: Any, root: Mapping[str, Any]) -> bool:
+    """Whether some value can have the types that a schema asks for."""
+    return resolved(schema, root) is not False and bool(type_of_schema(schema, root).kinds)
 
 
 def separated(grammar: CallGrammar, items: Sequence[tuple[str, bool]], between: str) -> str:
@@ -81,14 +90,14 @@ def plain_text(
     root = grammar.schema(tool)
     schema = resolved(parameter.schema, root)
     kind = type_of_schema(schema, root)
-    if "string" not in kind.kinds:
+    if schema is False or "string" not in kind.kinds:
         return grammar.sequence(grammar.value(schema, tool), closing)
     keywords = schema if isinstance(schema, dict) else {}
-    values = [keywords["const"]] if "const" in keywords else keywords.get("enum")
-    if values:
+    values = values_of(keywords, kind.kinds)
+    if values is not None:
         texts = [value if isinstance(value, str) else json.dumps(value, ensure_ascii=False) for value in values]
         return f"({' | '.join(map(grammar.literal, texts))}) {closing}"
-    if kind.kinds != ANY and not _is_kept(keywords, kind.kinds):
+    if not _is_kept(keywords, kind.kinds):
         pointer = f"#/properties/{parameter.name}"
         grammar.leave_out(tool, pointer, "calls of this model's format write texts as they stand and cannot follow it")
         return _free_text(grammar, end, margin, "*", cdata)
@@ -106,6 +115,8 @@ def _free_text(grammar: CallGrammar, end: str, margin: str, length: str, cdata: 
 
 def _is_kept(keywords: dict[str, Any], kinds: frozenset[str]) -> bool:
     """Whether any text of the right length is a value."""
+    if kinds == ANY:
+        return not keywords.keys() & _NARROWING
     if kinds == {"string"}:
         return keywords.keys() <= _SIMPLE
     branches = keywords.get("anyOf") or keywords.get("oneOf") or [keywords]
