@@ -32,9 +32,9 @@ def execute_guarded(executor: Executor, plan: SchedulerOutputs) -> ModelRunnerOu
 def submit_guarded(executor: Executor, plan: SchedulerOutputs, failed: set[int]) -> Callable[[], ModelRunnerOutput]:
     """Begin a step; what this gives waits for the result, which is that of `execute_guarded`.
 
-    A step that copies blocks, or that has failed, is run to its end here. `failed`: the sequences that steps before
-    have failed for, which this one was decided too early to know. They are left out: the tokens and blocks that they
-    would go on from may not be there, and what is written in their place may be others'. Mutates: failed.
+    A step that copies blocks, or that has failed, is run to its end here. `failed`: sequences that earlier steps have
+    failed for; this step may have been decided before that was known. They are left out: the worker may lack their
+    tokens and blocks, and would write to blocks of others instead. Mutates: failed.
     """
     failed.difference_update(plan.removed_seq_ids)
     if failed.isdisjoint(plan.seq_ids):

@@ -72,7 +72,11 @@ class StoredFormat:
 
     @property
     def kept_bits(self) -> int:
-        """Of values once they are unpacked. But for GGUF's, three take four, and two where a row has one scale."""
+        """What a value takes once it is unpacked.
+
+        GGUF's types and ternary weights keep their bits. Of others three bits take four, and so do two where a row has
+        one scale.
+        """
         has_own = self.packing is Packing.GGUF or self.is_ternary or self.bits > 3
         return self.bits if has_own or (self.bits == 2 and self.group_size < self.shape[-1]) else 4
 

@@ -141,7 +141,10 @@ def _floats4(format: StoredFormat, values: Tensor, scales: Tensor) -> QuantizedR
 def _grouped(
     format: StoredFormat, values: Tensor, scales: Tensor, zero_points: Tensor | None, order: Tensor | None = None
 ) -> QuantizedRows:
-    """Zero points that config.json denies are none if all are zero. Two bits, -2 .. 1, become -1 .. 2 by their sign."""
+    """Zero points that config.json denies are none if all are zero.
+
+    Values of two bits, -2 .. 1, are negated, as their scales are, for kernels take -1 .. 2.
+    """
     if zero_points is not None and not format.has_zero_points and not zero_points.any():
         zero_points = None
     if format.kept_bits == 2:
