@@ -549,13 +549,17 @@ struct Kernels {
   uint64_t (*read_sum)(const void* data, int64_t bytes);
 };
 
+// Whether weights come faster from memory asked for ahead than read in order and left to the hardware: on Intel's
+// processors, not on AMD's (benchmarks/cpu.md). The same for all of a process.
+bool memory_wants_asking();
+
 // Filled by the isa/*.cpp files: of x86-64, and of ARM.
 void fill_avx2(Kernels& kernels);
 void fill_avx_vnni(Kernels& kernels);
 void fill_avx512(Kernels& kernels);
 void fill_avx512_vnni(Kernels& kernels);
 void fill_avx512_vnni_codes(Kernels& kernels);
-void fill_avx512_bf16(Kernels& kernels);
+void fill_avx512_bf16(Kernels& kernels, bool slow_pairs);  // whether vdpbf16ps is slow there
 void fill_amx(Kernels& kernels);
 void fill_neon(Kernels& kernels);
 void fill_neon_dotprod(Kernels& kernels);

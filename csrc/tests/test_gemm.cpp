@@ -189,7 +189,8 @@ TEST(compact_weights_give_the_bits_of_plain_ones) {
       CHECK(qr_pack_linear(compact, QR_BFLOAT16_COMPACT, n, k, weight.data(), QR_BFLOAT16, n, k, 0) == QR_OK);
       for (int64_t rows : {1, 2, 5, 12, 13, 16, 17, 32, 33, 64, 97, 600}) {
         if (!runs_case(5) || (is_emulated() && rows * n * k > 10'000'000)) continue;
-        std::vector<char> x = encode(random_floats(rows * k), x_dtype);
+        // sums of tiny numbers are denormal, which vdpbf16ps takes for zeros
+        std::vector<char> x = encode(random_floats(rows * k, rows % 3 == 1 ? 1e-36f : 1.0f), x_dtype);
         std::vector<float> want(size_t(rows * n)), got(size_t(rows * n));
         for (auto [packed, dtype, out] : {std::tuple<char*, int32_t, float*>{plain, QR_BFLOAT16, want.data()},
                                           {compact, QR_BFLOAT16_COMPACT, got.data()}})

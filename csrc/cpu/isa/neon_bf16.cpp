@@ -14,9 +14,7 @@ void fill_neon_bf16(Kernels& kernels) {
   kernels.rms_norm = rms_norm;
   kernels.layer_norm = layer_norm;
   kernels.rope_and_cache = rope_and_cache;
-  kernels.attend_bf16[QR_BFLOAT16] = attend<Bf16Math, Bf16>;
-  kernels.attend_bf16[QR_CACHE_INT8] = attend<Bf16Math, int8_t>;
-  kernels.attend_bf16[QR_CACHE_FLOAT8] = attend<Bf16Math, Float8>;
+  fill_bf16_attention<PairedProducts>(kernels);
 }
 
 }  // namespace qr

@@ -36,6 +36,8 @@ Features features() {
 
 }  // namespace
 
+bool memory_wants_asking() { return false; }  // not measured
+
 uint32_t probe() {
   const Features has = features();
   uint32_t isas = bit_of(QR_NEON);

@@ -80,7 +80,28 @@ bool has_tiles([[maybe_unused]] bool real) {
 #endif
 }
 
+[[maybe_unused]] bool is_intel() { return Cpuid(0, 0).ebx == 0x756e6547; }  // "Genu"ineIntel
+
+// Whether vdpbf16ps takes as long as four multiplications and additions of floats: on Intel's processors since the first
+// with AMX, which are those with float16 in 512 bits.
+bool has_slow_pairs() {
+#if defined(QR_AS_AMD)
+  return false;
+#else
+  return is_intel() && bit(Cpuid(7, 0).edx, 23);
+#endif
+}
+
 }  // namespace
+
+bool memory_wants_asking() {
+#if defined(QR_AS_AMD)
+  static const bool wants = false;
+#else
+  static const bool wants = is_intel();
+#endif
+  return wants;
+}
 
 uint32_t probe() {
   if (__get_cpuid_max(0, nullptr) < 7) return 0;
@@ -113,7 +134,7 @@ void fill(Kernels& kernels, int32_t isa) {
   if (isa == QR_AVX_VNNI) return fill_avx_vnni(kernels);
   if (isa >= QR_AVX512) fill_avx512(kernels);
   if (isa >= QR_AVX512_VNNI) fill_avx512_vnni(kernels);
-  if (isa >= QR_AVX512_BF16) fill_avx512_bf16(kernels);
+  if (isa >= QR_AVX512_BF16) fill_avx512_bf16(kernels, has_slow_pairs());
   if (isa >= QR_AMX) fill_amx(kernels);
 }
 

@@ -10,7 +10,8 @@
 // A Math says how scores and weighted values are computed; the rest is shared. It calls prepare(page) before it reads
 // the values of a page: for all pages first, or one by one (by_page), so that what is prepared stays in L1. A cache of
 // 8 bits is widened a page at a time to bf16, which holds its numbers exactly, or multiplied as it is by a Math that
-// works with integers. The scales of keys multiply scores, those of values the weights.
+// works with integers. The scales of keys multiply scores, those of values the weights. scores(w, first, last, next,
+// values) is called for kPages pages at a time, whose `values` it fetches if there are any; next: the keys after them.
 #pragma once
 
 #include <algorithm>
@@ -126,7 +127,7 @@ void attend(const AttentionArgs& args, const AttentionPiece& piece) {
   w.columns = split_pages * padded;
   const int64_t cells = kQueryRows * w.columns;
   const int64_t page_bytes = round_up(elements * int64_t(sizeof(Cache)) + kCacheSlack, 64);
-  const int64_t copies = kWidened ? split_pages + 1 : kScaled ? 0 : slots == padded ? 1 : split_pages;
+  const int64_t copies = kWidened ? split_pages + Math::kPages : kScaled ? 0 : slots == padded ? 1 : split_pages;
   const int64_t own_bytes = Math::own_bytes(w, wide);
   // Tiles, two of rows in steps of two dimensions at worst, or rows of floats.
   const int64_t query_bytes = std::max(head * 1024, kQueryRows * wide * 4);
@@ -202,18 +203,18 @@ void attend(const AttentionArgs& args, const AttentionPiece& piece) {
     }
 
     math.begin_scores();
-    for (int64_t i = 0; i < pages; ++i) {
-      const auto* keys = static_cast<const Stored*>(w.keys[i]);
-      if constexpr (kScaled)
+    for (int64_t first = 0; first < pages; first += Math::kPages) {
+      const int64_t last = first + Math::kPages < pages ? first + Math::kPages : pages;
+      for (int64_t i = first; kScaled && i < last; ++i) {
+        const auto* keys = static_cast<const Stored*>(w.keys[i]);
         copy_scales(w.key_scales + i * padded, keys + elements, used_slots(seen.begin + i), padded);
-      if constexpr (kWidened) {
-        auto* copy = reinterpret_cast<Bf16*>(page_copies + split_pages * page_bytes);
-        widen_keys(copy, keys, elements, Fetch(w.values[i], bytes));
-        math.scores(w, i, copy, nullptr, nullptr);
-      } else {
-        math.scores(w, i, keys, i + 1 < pages ? static_cast<const Cache*>(w.keys[i + 1]) : nullptr,
-                    static_cast<const Cache*>(w.values[i]));
+        if constexpr (kWidened) {
+          auto* copy = reinterpret_cast<Bf16*>(page_copies + (split_pages + i - first) * page_bytes);
+          widen_keys(copy, keys, elements, Fetch(w.values[i], bytes));
+          w.keys[i] = copy;
+        }
       }
+      math.scores(w, first, last, kWidened || last == pages ? nullptr : w.keys[last], kWidened ? nullptr : w.values);
     }
     for (int64_t i = 0; kScaled && i < pages; ++i)
       copy_scales(w.value_scales + i * padded, static_cast<const Stored*>(w.values[i]) + elements,

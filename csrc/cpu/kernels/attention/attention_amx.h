@@ -10,6 +10,7 @@ namespace {
 struct AmxMath {
   using Cache = Bf16;
   using Weight = Bf16;
+  static constexpr int64_t kPages = 1;
   static constexpr bool kShortWeights = true;
 
   int64_t head, wide, padded;
@@ -64,11 +65,13 @@ struct AmxMath {
   }
 
   // `next`: the page of keys after this one. Few rows wait for memory and fetch what they can.
-  void scores(const Workspace& w, int64_t page, const Bf16* keys, const Bf16* next, const Bf16* values) const {
+  void scores(const Workspace& w, int64_t page, int64_t, const void* next, const void* const* values) const {
+    const auto* keys = static_cast<const Bf16*>(w.keys[page]);
     if (w.row_capacity > 16)
       score_tiles<2>(w, page, keys, nullptr, nullptr);
     else
-      score_tiles<1>(w, page, keys, next, values);
+      score_tiles<1>(w, page, keys, static_cast<const Bf16*>(next),
+                     values == nullptr ? nullptr : static_cast<const Bf16*>(values[page]));
   }
 
   // Few rows: page by page, so that each page is read once from end to end; reloading short sums costs little.

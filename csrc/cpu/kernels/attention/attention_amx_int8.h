@@ -15,6 +15,7 @@ constexpr float kMostQuery = 127 * 256, kMostWeight = 65535;
 struct AmxInt8Math {
   using Cache = int8_t;
   using Weight = float;
+  static constexpr int64_t kPages = 1;
   static constexpr bool kShortWeights = true;
 
   int64_t head, wide, padded;
@@ -75,10 +76,11 @@ struct AmxInt8Math {
   }
 
   // Integer sums of a page, of both digits. Few rows wait for memory, and fetch what they can.
-  void scores(const Workspace& w, int64_t page, const int8_t* keys, const int8_t* next, const int8_t* values) const {
+  void scores(const Workspace& w, int64_t page, int64_t, const void* next, const void* const* values) const {
+    const auto* keys = static_cast<const int8_t*>(w.keys[page]);
     memory_barrier();
     if (shares_tile(w))
-      score_few(w, page, keys, next, values);
+      score_few(w, page, keys, static_cast<const int8_t*>(next), static_cast<const int8_t*>(values[page]));
     else
       for (int64_t row = 0; row < w.row_capacity; row += 16) score_tiles(w, page, row, keys);
     memory_barrier();

@@ -1,6 +1,8 @@
 // Sixteen lanes of float32, each of which takes a pair of bf16 products in one operation: vdpbf16ps, or bfdot on ARM.
 #pragma once
 
+#include <cstring>
+
 #include "../simd.h"
 
 namespace qr {
@@ -45,6 +47,22 @@ QR_INLINE void store_sums(float* p, Sums sums) {
   for (int i = 0; i < 4; ++i) vst1q_f32(p + 4 * i, sums.fours[i]);
 }
 #endif
+
+// Both products of a pair in one operation. Ways to add them up have the same members; see WidenedPairs.
+struct PairedProducts {
+  static constexpr int kTerms = 1;  // operations
+  static constexpr int kRows = 8;   // whose sums are in registers at most, beside one line of pairs
+  using Number = Bf16;              // of what a line of pairs is multiplied with
+  struct Scope {};                  // around all of it
+  QR_INLINE void take(Number* pair, const Bf16* in) { std::memcpy(pair, in, 4); }
+  QR_INLINE Pairs load(const Bf16* line, int) { return load_pairs(line); }
+  QR_INLINE Pairs same(const Number* pair, int) {
+    int32_t both;
+    std::memcpy(&both, pair, 4);
+    return same_pairs(both);
+  }
+  QR_INLINE Sums add(Sums sums, Pairs a, Pairs b) { return add_products(sums, a, b); }
+};
 
 }  // namespace
 }  // namespace qr

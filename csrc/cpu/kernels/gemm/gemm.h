@@ -387,14 +387,16 @@ Gemm float_gemm() {
 
 constexpr int64_t kStretch = 128;  // steps of k, 16 KiB of floats
 
-// From how many rows on widening a panel by itself pays.
+// From how many rows on widening a panel by itself pays: always where it comes faster asked for ahead, as a stretch is.
 constexpr int kDirectRows = W == 16 ? 4 : 3;
-constexpr bool are_many(int64_t rows) { return rows > kDirectRows; }
+bool are_many(int64_t rows) { return rows > kDirectRows || memory_wants_asking(); }
 
 // x as floats; of many rows as [K / kStretch][rows][kStretch], for rows whose distance is a power of two would displace
-// each other from the caches.
+// each other from the caches. The last stretch may be shorter.
+int64_t stretched_floats(int64_t rows, int64_t k) { return rows * round_up(k, kStretch); }
+
 int64_t stretched_rows_bytes(int64_t rows, int64_t k, int32_t x_dtype) {
-  return x_dtype == QR_FLOAT32 && !are_many(rows) ? 0 : rows * k * 4;
+  return are_many(rows) ? stretched_floats(rows, k) * 4 : float_rows_bytes(rows, k, x_dtype);
 }
 
 template <class T>
@@ -402,7 +404,7 @@ void stretch_rows(float* out, const T* x, int64_t rows, int64_t k, int64_t begin
   for (int64_t first = 0; first < k; first += kStretch) {
     const int64_t steps = first + kStretch < k ? kStretch : k - first;
     for (int64_t row = begin; row < end; ++row)
-      widen(out + first * rows + row * steps, x + row * k + first, steps);
+      widen(out + first * rows + row * kStretch, x + row * k + first, steps);
   }
 }
 
@@ -426,31 +428,34 @@ void stretched_rows(void* prepared, const void* x, int32_t x_dtype, int64_t rows
 }
 
 // Steps [begin, end) of k of a panel of bfloat16 tiles; begin is a multiple of kDepth, and one step beyond an odd end is
-// written.
+// written. kSwapped: the second of each pair of steps comes first.
+template <bool kSwapped = false>
 QR_INLINE void widen_panel(float* out, const char* panel, int64_t begin, int64_t end) {
   for (int64_t depth = begin; depth < end; depth += kDepth, out += kDepth * kPanel)
     for (int64_t column = 0; column < kPanel; column += 16)
       for (int64_t i = 0; i < kDepth && depth + i < end; i += 2)
         for (int64_t v = 0; v < 16; v += W) {
           const char* at = panel + depth * 64 + column * 64 + i * 32 + v * 4;
-          store(out + i * kPanel + column + v, low_half(at));
-          store(out + (i + 1) * kPanel + column + v, high_half(at));
+          store(out + (i + kSwapped) * kPanel + column + v, low_half(at));
+          store(out + (i + !kSwapped) * kPanel + column + v, high_half(at));
         }
 }
 
-// R rows of a stretch, of `steps` each; the sums of the stretch before are gone on with. kAhead: a line is fetched with
-// each step.
+// `steps` of a stretch of R rows; the sums of the stretch before are gone on with. kAhead: with each step what lies
+// `stride` further on in `ahead` is fetched.
 template <int R, bool kAhead>
-QR_INLINE void stretch_block(const float* x, int64_t steps, const float* weights, const char* ahead, bool is_first,
-                             float* sums) {
+QR_INLINE void stretch_block(const float* x, int64_t steps, const float* weights, const char* ahead, int64_t stride,
+                             bool is_first, float* sums) {
   vf acc[R][kVectors];
+  int64_t distance = kStretch;  // of rows
+  if (W == 8) asm("" : "+r"(distance));  // known, it makes gcc 12 read each weight from memory for every row
   for (int r = 0; r < R; ++r)
     for (int v = 0; v < kVectors; ++v) acc[r][v] = is_first ? zero() : load(sums + r * kPanel + v * W);
   for (int64_t i = 0; i < steps; ++i, weights += kPanel) {
-    if (kAhead) prefetch_to_l2(ahead + i * 64);
+    if (kAhead) prefetch_to_l2(ahead + i * stride);
     add_products<R>(
         acc, [&](int v) __attribute__((always_inline)) { return load(weights + v * W); },
-        [&](int r) __attribute__((always_inline)) { return x[r * steps + i]; });
+        [&](int r) __attribute__((always_inline)) { return x[r * distance + i]; });
   }
   for (int r = 0; r < R; ++r)
     for (int v = 0; v < kVectors; ++v) store(sums + r * kPanel + v * W, acc[r][v]);
@@ -458,13 +463,33 @@ QR_INLINE void stretch_block(const float* x, int64_t steps, const float* weights
 
 template <int R>
 QR_INLINE void stretch_tail(int64_t rows, const float* x, int64_t steps, const float* weights, const char* ahead,
-                            bool is_first, float* sums) {
+                            int64_t stride, bool is_first, float* sums) {
   if constexpr (R > 0) {
     if (rows != R)
-      stretch_tail<R - 1>(rows, x, steps, weights, ahead, is_first, sums);
+      stretch_tail<R - 1>(rows, x, steps, weights, ahead, stride, is_first, sums);
     else
-      stretch_block<R, true>(x, steps, weights, ahead, is_first, sums);
+      stretch_block<R, true>(x, steps, weights, ahead, stride, is_first, sums);
   }
+}
+
+// Blocks of rows that share in fetching: enough to keep memory busy while few rows are multiplied.
+constexpr int64_t kFetchingBlocks = 4;
+
+// All rows of a stretch of widened weights, in blocks whose sums fill the registers. Meanwhile as many lines of `ahead`
+// are fetched as there are steps.
+QR_INLINE void multiply_stretch(const float* x, int64_t rows, int64_t steps, const float* weights, const char* ahead,
+                                bool is_first, float* sums) {
+  const int64_t blocks = divide_up(rows, kRowBlock);
+  const int64_t stride = divide_up(64, blocks < kFetchingBlocks ? blocks : kFetchingBlocks);
+  for (int64_t block = 0; block + 1 < blocks; ++block, x += kRowBlock * kStretch, sums += kRowBlock * kPanel) {
+    if (block < kFetchingBlocks) {
+      stretch_block<kRowBlock, true>(x, steps, weights, ahead, stride, is_first, sums);
+      ahead += steps * stride;
+    } else {
+      stretch_block<kRowBlock, false>(x, steps, weights, nullptr, 0, is_first, sums);
+    }
+  }
+  stretch_tail<kRowBlock>(rows - (blocks - 1) * kRowBlock, x, steps, weights, ahead, stride, is_first, sums);
 }
 
 struct StretchMicro {
@@ -481,12 +506,8 @@ struct StretchMicro {
       const int64_t steps = begin + kStretch < g.k ? kStretch : g.k - begin;
       const char* ahead = begin + kStretch < g.k ? panel + (begin + kStretch) * kPanel * 2 : next;
       widen_panel(weights, panel, begin, begin + steps);
-      const float* at = x + begin * g.rows + row_begin * steps;
-      float* to = sums;
-      int64_t left = row_end - row_begin;
-      for (; left > kRowBlock; left -= kRowBlock, at += kRowBlock * steps, to += kRowBlock * kPanel)
-        stretch_block<kRowBlock, false>(at, steps, weights, nullptr, begin == 0, to);
-      stretch_tail<kRowBlock>(left, at, steps, weights, ahead, begin == 0, to);
+      multiply_stretch(x + begin * g.rows + row_begin * kStretch, row_end - row_begin, steps, weights, ahead, begin == 0,
+                       sums);
     }
   }
 };

@@ -61,20 +61,19 @@ struct Float8Floats {
   static void multiply(const GemmArgs& g, int64_t row_begin, int64_t row_end, const char* packed, int64_t group,
                        float* sums) {
     const int64_t begin = group * kStretch, steps = begin + kStretch < g.k ? kStretch : g.k - begin;
-    const float* x = static_cast<const float*>(g.x) + begin * g.rows + row_begin * steps;
+    const float* x = static_cast<const float*>(g.x) + begin * g.rows + row_begin * kStretch;
     alignas(64) char tiles[2 * kFloat8Bytes];
     alignas(64) float weights[(kStretch + 1) * kPanel];
     widen_float8_steps(tiles, packed, divide_up(steps, kDepth));
-    int64_t left = row_end - row_begin;
-    if (!are_many(left)) return RowTail<PairedPanel, kDirectRows>::run(left, x, steps, tiles, sums);
+    const int64_t rows = row_end - row_begin;
+    if (rows <= kDirectRows && steps == kStretch)
+      return RowTail<PairedPanel, kDirectRows>::run(rows, x, kStretch, tiles, sums);
     widen_panel(weights, tiles, 0, steps);
-    for (; left > kRowBlock; left -= kRowBlock, x += kRowBlock * steps, sums += kRowBlock * kPanel)
-      stretch_block<kRowBlock, false>(x, steps, weights, nullptr, true, sums);
-    stretch_tail<kRowBlock>(left, x, steps, weights, packed, true, sums);
+    multiply_stretch(x, rows, steps, weights, packed, true, sums);
   }
 };
 
-int64_t float8_rows_bytes(int64_t rows, int64_t k, int32_t) { return rows * k * 4; }
+int64_t float8_rows_bytes(int64_t rows, int64_t k, int32_t) { return stretched_floats(rows, k) * 4; }
 
 Gemm float8_gemm() { return Gemm{float8_rows_bytes, stretch_rows, run_gemm<Float8Micro<Float8Floats>>}; }
 

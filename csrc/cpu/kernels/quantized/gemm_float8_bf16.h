@@ -1,7 +1,8 @@
-// Products of bf16 activations with float8 weights by vdpbf16ps; x is paired as for bf16 weights, in stretches of a group.
+// Products of bf16 activations with float8 weights by vdpbf16ps, or with its bits; x is prepared as for bf16 weights, in
+// stretches of a group.
 #pragma once
 
-#include "../gemm/gemm_bf16.h"
+#include "../gemm/gemm_bf16_widened.h"
 #include "gemm_float8.h"
 
 namespace qr {
@@ -59,7 +60,24 @@ struct Float8Pairs {
   }
 };
 
-Gemm float8_bf16_gemm() {
+struct Float8Widened {
+  static void multiply(const GemmArgs& g, int64_t row_begin, int64_t row_end, const char* packed, int64_t group,
+                       float* sums) {
+    if (g.rows <= kDirectFloat8Rows) return Float8Pairs::multiply(g, row_begin, row_end, packed, group, sums);
+    const NoDenormals scope;
+    const int64_t begin = group * kStretch, steps = begin + kStretch < g.k ? kStretch : g.k - begin;
+    alignas(64) char tiles[2 * kFloat8Bytes];
+    alignas(64) float weights[kStretch * kPanel];
+    widen_float8_steps(tiles, packed, divide_up(steps, kDepth));
+    widen_panel<true>(weights, tiles, 0, steps);
+    multiply_stretch(static_cast<const float*>(g.x) + begin * g.rows + row_begin * kStretch, row_end - row_begin,
+                     2 * pairs_of(steps), weights, packed, true, sums);
+  }
+};
+
+Gemm float8_bf16_gemm(bool slow_pairs) {
+  using Widened = WidenedRows<kDirectFloat8Rows, kFloat8Pairs>;
+  if (slow_pairs) return Gemm{Widened::bytes, Widened::prepare, run_gemm<Float8Micro<Float8Widened>>};
   return Gemm{bf16_rows_bytes, bf16_rows<kFloat8Pairs>, run_gemm<Float8Micro<Float8Pairs>>};
 }
 
