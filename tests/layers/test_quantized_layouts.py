@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -117,24 +118,34 @@ def test_sizes_that_fit_alike_are_refused(tmp_path: Path) -> None:
         read_back(config, written, tmp_path)
 
 
-KEPT_IN_TWO_BITS = {16: "int4_g16", 32: "int2_g32", 64: "int2_g64", 96: "int2_g32", 128: "int2_g128", None: "int4_g64"}
-"""By the size of groups: what the native kernels keep two bits in."""
+KEPT_AS = {
+    2: {16: "int4_g16", 32: "int2_g32", 64: "int2_g64", 96: "int2_g32", 128: "int2_g128", None: "int4_g64"},
+    3: {16: "int4_g16", 32: "int3_g32", 64: "int3_g64", 96: "int3_g32", 128: "int3_g128", None: "int3_g64"},
+}
+"""By the bits of values and the size of groups: what the native kernels keep."""
 
 
 @pytest.mark.skipif(not library.available(), reason=str(library.unavailable_reason()))
-@pytest.mark.parametrize("size", KEPT_IN_TWO_BITS)
+@pytest.mark.parametrize(("bits", "size"), [(bits, size) for bits, kept in KEPT_AS.items() for size in kept])
 @pytest.mark.parametrize("symmetric", [True, False])
-def test_two_bits_take_two_in_groups_that_kernels_have(size: int | None, symmetric: bool, tmp_path: Path) -> None:
+def test_few_bits_take_no_more_in_groups_that_kernels_have(
+    bits: int, size: int | None, symmetric: bool, tmp_path: Path
+) -> None:
+    """And products have the bits of the same integers in four."""
     from quire.ops.cpu.products.gemm import linear
     from quire.ops.cpu.products.quantized import pack_quantized
 
-    written = gptq(weight_of(), bits=2, size=size, symmetric=symmetric, shuffled=False, v1=False)
-    config = {"quant_method": "gptq", "bits": 2, "group_size": size or -1, "sym": symmetric}
+    written = gptq(weight_of(), bits=bits, size=size, symmetric=symmetric, shuffled=False, v1=False)
+    config = {"quant_method": "gptq", "bits": bits, "group_size": size or -1, "sym": symmetric}
     stored, rows = read_stored({**config, "checkpoint_format": "gptq_v2"}, written, tmp_path)
+    assert isinstance(rows, QuantizedRows)
     weight = pack_quantized([rows])
-    assert weight.format == stored.kept_as == KEPT_IN_TWO_BITS[size] + ("" if symmetric else "_zeros")
+    assert weight.format == stored.kept_as == KEPT_AS[bits][size] + ("" if symmetric else "_zeros")
     units = torch.eye(weight.in_features)  # which lose nothing to being rounded to eight bits
     torch.testing.assert_close(linear(units, weight).T, written.weight, rtol=1e-3, atol=1e-4)
+    in_four = pack_quantized([replace(rows, bits=4)])
+    x = torch.randn(9, weight.in_features, generator=torch.Generator().manual_seed(8)).to(torch.bfloat16)
+    assert torch.equal(linear(x, weight), linear(x, in_four))
 
 
 @pytest.mark.parametrize("bits", [2, 3, 4, 8])
