@@ -29,6 +29,7 @@ PACKED_4: Mapping[str, Any] = {
     "config_groups": {"g": {"targets": ["Linear"], "weights": {"num_bits": 4, "group_size": 32}}},
 }
 TERNARY: Mapping[str, Any] = {"quant_method": "bitnet", "linear_class": "autobitlinear"}
+NF4_STATE = b'{"shape": [64, 128], "blocksize": 64}'
 CASES: Mapping[str, tuple[Mapping[str, Any], Mapping[str, tuple[str, tuple[int, ...]]]]] = {
     "gptq": (
         {"quant_method": "gptq", "bits": 4, "desc_act": True, "sym": False},
@@ -80,7 +81,7 @@ CASES: Mapping[str, tuple[Mapping[str, Any], Mapping[str, tuple[str, tuple[int, 
             "weight": ("U8", (4096, 1)),
             "weight.absmax": ("F32", (128,)),
             "weight.quant_map": ("F32", (16,)),
-            "weight.quant_state.bitsandbytes__nf4": ("U8", (40,)),
+            "weight.quant_state.bitsandbytes__nf4": ("U8", (len(NF4_STATE),), lambda: tuple(NF4_STATE)),
         },
     ),
     "bitlinear": ({"quant_method": "bitnet"}, {"weight": ("U8", (16, 128)), "weight_scale": ("BF16", (1,))}),

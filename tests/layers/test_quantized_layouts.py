@@ -274,6 +274,40 @@ def test_blocks_of_bitsandbytes_go_on_over_the_ends_of_rows(
     check({"quant_method": "bitsandbytes", "load_in_4bit": True}, written, tmp_path)
 
 
+@pytest.mark.skipif(not library.available(), reason=str(library.unavailable_reason()))
+@pytest.mark.parametrize("columns", [256, 96, 1040])
+@pytest.mark.parametrize("block", [32, 64, 128, 4096])
+def test_headers_say_what_blocks_of_bitsandbytes_become(block: int, columns: int, tmp_path: Path) -> None:
+    from quire.ops.cpu.products.quantized import pack_quantized
+
+    written = bnb_nf4(weight_of(64, columns), block=block, nested=False, storage=torch.bfloat16)
+    stored, rows = read_stored({"quant_method": "bitsandbytes"}, written, tmp_path)
+    weight = pack_quantized([rows])
+    assert stored.shape == (64, columns)
+    assert weight.format == stored.kept_as
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        b"{}",
+        b"[1]",
+        b"no JSON",
+        b'{"shape": [192, 192], "blocksize": 65}',
+        b'{"shape": [192, 193], "blocksize": 64}',
+        b'{"shape": [192], "blocksize": 64}',
+        b'{"shape": [192, 192], "blocksize": 1e400}',
+        b'{"shape": [192, 192], "blocksize": 64, "nested_offset": NaN}',
+        b"[" * 70_000,
+    ],
+)
+def test_a_damaged_state_of_bitsandbytes_is_refused(state: bytes, tmp_path: Path) -> None:
+    written = bnb_nf4(weight_of(), block=64, nested=True, storage=torch.uint8)
+    tensors = {**written.tensors, "weight.quant_state.bitsandbytes__nf4": torch.tensor(list(state), dtype=torch.uint8)}
+    with pytest.raises(CheckpointError, match=f"{LAYER}.weight has a quant_state"):
+        read_back({"quant_method": "bitsandbytes"}, Written(tensors=tensors, weight=written.weight), tmp_path)
+
+
 @pytest.mark.parametrize(
     ("role", "damage"),
     [

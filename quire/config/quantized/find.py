@@ -14,17 +14,13 @@ from math import prod
 from types import MappingProxyType
 
 from quire.config.gguf.tensor_types import QUANTIZED
+from quire.config.quantized.bitsandbytes import STATE, STORAGE, read_state
 from quire.config.quantized.stored import Header, Headers, Packing, StoredFormat, refuse
 from quire.errors import CheckpointError
 from quire.utils.math import cdiv
 
 WORD_BITS = 32
 """Of the integers that GPTQ, AWQ and compressed-tensors pack values into."""
-BNB_GROUP = 64
-"""bitsandbytes' default; its quant_state says which it is."""
-BNB_STORAGE = {"U8": 1, "I8": 1, "F16": 2, "BF16": 2, "F32": 4}
-"""What its codes may be stored as (bnb_4bit_quant_storage), and how many bytes that is."""
-BNB_STATE = ".quant_state.bitsandbytes__"
 FLOAT8 = "F8_E4M3"
 FLOATS = ("F32", "BF16", "F16")
 TERNARY_ROWS = 4
@@ -303,7 +299,7 @@ def find_float4(name: str, headers: Headers, hints: Hints) -> StoredFormat | Non
 def find_bitsandbytes(name: str, headers: Headers, hints: Hints) -> StoredFormat | None:
     """4 bits: weight [N * M / 2, 1] U8 with .absmax, .quant_map, .quant_state...; 8 bits: weight [N, M] I8, SCB [N]."""
     layer = name.removesuffix("weight")
-    states = (f"{name}{BNB_STATE}{kind}" for kind in ("nf4", "fp4"))
+    states = (f"{name}{STATE}{kind}" for kind in ("nf4", "fp4"))
     state = next((state for state in states if headers(state) is not None), None)
     if state is not None:
         return _bnb_4bit(name, state, headers, hints)
@@ -329,16 +325,23 @@ def _bnb_4bit(name: str, state: str, headers: Headers, hints: Hints) -> StoredFo
     tensors |= {role: f"{name}.{role}" for role in roles if headers(f"{name}.{role}") is not None}
     for role in ("absmax", "quant_map", *(role for role in roles[2:] if role in tensors)):
         _header(name, tensors, role, headers)
-    weight = _header(name, tensors, "weight", headers, dtypes=tuple(BNB_STORAGE))
+    weight = _header(name, tensors, "weight", headers, dtypes=tuple(STORAGE))
+    header = _header(name, tensors, "quant_state", headers, 1)
+    if header.read is None:
+        raise refuse(name, f"has a quant_state of {prod(header.shape)} bytes")
+    kept = read_state(name, bytes(header.read()))
+    count = 2 * STORAGE[weight.dtype] * prod(weight.shape)
+    if prod(kept.shape) != count:
+        raise refuse(name, f"has a quant_state for the shape {list(kept.shape)} and {count} codes")
     if ("nested_absmax" in tensors) != ("nested_quant_map" in tensors):
         raise refuse(name, "has nested scales, of which nested_absmax or nested_quant_map is missing")
     return StoredFormat(
         name=name,
         packing=Packing.BNB_4BIT,
         tensors=tensors,
-        shape=(2 * BNB_STORAGE[weight.dtype] * prod(weight.shape),),
+        shape=kept.shape,
         bits=4,
-        group_size=BNB_GROUP,
+        group_size=kept.group_size,
         has_levels=True,
     )
 
@@ -445,8 +448,8 @@ def weights_in(headers: Iterable[tuple[str, Header]], *, rounds: bool = False) -
     rounds: plain weights are rounded while they are read.
     """
     for name, header in headers:
-        if BNB_STATE in name:
-            yield name.partition(BNB_STATE)[0]
+        if STATE in name:
+            yield name.partition(STATE)[0]
         elif name.endswith("_blocks"):
             yield name.removesuffix("_blocks")
         elif name.endswith(_MARKS):

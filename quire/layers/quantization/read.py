@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -53,8 +52,7 @@ def stored_names(weights: WeightReader, quantization: StoredQuantization | None,
 
 def _of_shape(found: StoredFormat, shape: tuple[int, ...]) -> StoredFormat:
     """The format, without what fills up the last word of packed rows. Raises: CheckpointError for another shape."""
-    fits = math.prod(shape) == math.prod(found.shape) if found.packing is Packing.BNB_4BIT else shape == found.shape
-    if fits:
+    if shape == found.shape:
         return found
     columns = shape[-1]
     filled = round_up(columns, WORD_BITS // found.bits)
