@@ -61,13 +61,14 @@ Writer = Callable[[Tensor], Written]
 
 
 def packed(values: Tensor, bits: int) -> Tensor:
-    """A stream of bits in int32 words, the first value in the lowest; values of 3 bits cross words, 32 in three.
+    """A stream of bits in int32 words, the first value in the lowest; values may cross words.
 
     Shapes: [N, M], none negative -> [N, M * bits / 32].
     """
-    values = torch.nn.functional.pad(values.long(), (0, -values.shape[1] % (32 if bits == 3 else 32 // bits)))
-    stream = (values.unsqueeze(-1) >> torch.arange(bits) & 1).reshape(values.shape[0], -1, 32)
-    return (stream << torch.arange(32)).sum(-1).to(torch.int32)
+    num_words = -(-values.shape[1] * bits // 32)
+    filled = torch.nn.functional.pad(values.long(), (0, -values.shape[1] % 32))
+    stream = (filled.unsqueeze(-1) >> torch.arange(bits) & 1).reshape(values.shape[0], -1, 32)
+    return (stream << torch.arange(32)).sum(-1).to(torch.int32)[:, :num_words]
 
 
 def in_groups(weight: Tensor, group_size: int | None) -> Tensor:

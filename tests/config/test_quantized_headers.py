@@ -200,7 +200,7 @@ def mutated(headers: Headers, draw: random.Random) -> Headers:
         ({"quant_method": "auto-round", "bits": 8, "data_type": "fp", "fmt": "e5m2"}, "fmt is 'e5m2'"),
         ({**PACKED_4, "format": "marlin-24"}, "format is 'marlin-24'"),
         ({**PACKED_4, "format": "nvfp4-e5m3-pack-quantized"}, "format is 'nvfp4-e5m3-pack-quantized'"),
-        (ct_config({"num_bits": 6, "type": "float"}), "integers of 2, 4 and 8 bits, and floats of 4 and 8"),
+        (ct_config({"num_bits": 6, "type": "float"}), "integers of 1 to 8 bits, and floats of 4 and 8"),
         (ct_config({"num_bits": 8, "block_structure": 128}), "the rows and columns of a block"),
         (ct_config({"num_bits": 4}, layout="mxfp6-pack-quantized"), "format is 'mxfp6-pack-quantized'"),
         ({**TERNARY, "linear_class": "bitblas"}, "linear_class is 'bitblas'; quire reads bitlinear or autobitlinear"),

@@ -108,6 +108,8 @@ def test_blocks_have_the_rows_and_columns_that_config_json_says(
     check({"quant_method": "fp8", "weight_block_size": list(block)}, written, tmp_path)
     config = ct_config({"num_bits": 8, "type": "int", "block_structure": list(block)}, layout="int-quantized")
     check(config, ct_int8(weight_of(*shape), size=columns, block_rows=rows, symmetric=False), tmp_path)
+    config = ct_config({"num_bits": 4, "type": "int", "strategy": "block", "block_structure": list(block)})
+    check(config, ct_packed(weight_of(*shape), bits=4, size=columns, block_rows=rows, symmetric=False), tmp_path)
 
 
 def test_sizes_that_fit_alike_are_refused(tmp_path: Path) -> None:
@@ -169,7 +171,7 @@ def test_the_other_version_of_gptq_is_noticed_where_there_are_no_zero_points(
 
 @pytest.mark.parametrize("symmetric", [False, True])
 @pytest.mark.parametrize("size", [None, 32, 48])
-@pytest.mark.parametrize("bits", [2, 4, 8])
+@pytest.mark.parametrize("bits", range(1, 9))
 @pytest.mark.parametrize("rows", [6, 40])
 def test_packed_weights_of_any_bits_and_rows(
     rows: int, bits: int, size: int | None, symmetric: bool, tmp_path: Path
@@ -180,6 +182,16 @@ def test_packed_weights_of_any_bits_and_rows(
     if size is None:
         check(config, ct_packed(weight_of(rows, 101), bits=bits, size=size, symmetric=symmetric), tmp_path)
         check(config, ct_packed(weight_of(), bits=bits, size=None, symmetric=symmetric, whole=True), tmp_path)
+
+
+@pytest.mark.parametrize("columns", [20, 192])
+def test_words_that_values_do_not_fill_are_refused(columns: int, tmp_path: Path) -> None:
+    """As compressed-tensors wrote them before 0.20: ten values of three bits in a word."""
+    written = ct_packed(weight_of(32, columns), bits=3, size=None, symmetric=True)
+    words = torch.zeros(32, -(-columns // 10), dtype=torch.int32)
+    old = Written(tensors={**written.tensors, "weight_packed": words}, weight=written.weight)
+    with pytest.raises(CheckpointError, match=f"{LAYER}.weight is packed as compressed-tensors did before 0.20"):
+        read_back(ct_config({"num_bits": 3}), old, tmp_path)
 
 
 @pytest.mark.parametrize("bits", [4, 8])

@@ -117,8 +117,8 @@ def find_awq(name: str, headers: Headers, hints: Hints) -> StoredFormat | None:
 
 
 def find_packed(name: str, headers: Headers, hints: Hints) -> StoredFormat | None:
-    """weight_packed [N, M * bits / 32] I32, weight_scale [N, M / G] or one for all, weight_zero_point
-    [N * bits / 32, M / G] I32, or I8 like the scales."""
+    """weight_packed [N, M * bits / 32] I32, weight_scale [N, M / G], of blocks [N / B, M / C], or one for all,
+    weight_zero_point [N * bits / 32, M / G] I32, or I8 like the scales."""
     roles = ("weight_packed", "weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx")
     tensors = _tensors(name, roles, headers)
     packed = headers(tensors.get("weight_packed", ""))
@@ -126,10 +126,15 @@ def find_packed(name: str, headers: Headers, hints: Hints) -> StoredFormat | Non
         return None
     words, scales = _header(name, tensors, "weight_packed", headers, 2), _header(name, tensors, "weight_scale", headers)
     rows, groups = words.shape[0], 1 if prod(scales.shape) == 1 else scales.shape[-1]
-    if scales.shape not in ((), (1,), (rows, groups)):
+    has_blocks = len(scales.shape) == 2 and prod(scales.shape) > 1 and scales.shape[0] != rows
+    if not has_blocks and scales.shape not in ((), (1,), (1, 1), (rows, groups)):
         raise _odd(name, tensors, headers)
     shape = headers(tensors.get("weight_shape", ""))
-    bits, group_size, columns = _packed_bits(name, words.shape[1], groups, hints, shape)
+    known = None if shape is None or shape.read is None else shape.read()[-1]
+    bits, group_size, columns = _packed_bits(name, words.shape[1], None if has_blocks else groups, hints, known)
+    block_rows = 1
+    if has_blocks:
+        block_rows, group_size = _block_size(name, (rows, columns), (scales.shape[0], groups), hints)
     zeros = headers(tensors.get("weight_zero_point", ""))
     _check_zero_points(name, zeros is not None, hints)
     fits = {"I32": (cdiv(rows * bits, WORD_BITS), groups), "I8": scales.shape}
@@ -143,33 +148,49 @@ def find_packed(name: str, headers: Headers, hints: Hints) -> StoredFormat | Non
         shape=(rows, columns),
         bits=bits,
         group_size=group_size or columns,
+        block_rows=block_rows,
         has_zero_points=zeros is not None and not hints.is_symmetric,
         has_order="weight_g_idx" in tensors,
     )
 
 
-def _packed_bits(name: str, words: int, groups: int, hints: Hints, shape: Header | None) -> tuple[int, int | None, int]:
+def _packed_bits(
+    name: str, words: int, groups: int | None, hints: Hints, known: int | None
+) -> tuple[int, int | None, int]:
     """The bits and the group that the config knows and that the shapes fit, and how many columns that makes.
 
-    Where several schemes fit, weight_shape says the columns.
+    groups: None where scales are of blocks. known: the columns that weight_shape says, which count where several
+    schemes fit, and where values cross words.
     """
-    fitting = _fitting(words, groups, hints, None)
-    if len(fitting) != 1 and shape is not None and shape.read is not None:
-        fitting = _fitting(words, groups, hints, shape.read()[-1])
+    crosses = any(WORD_BITS % bits for bits, _ in hints.schemes)
+    fitting = _fitting(words, groups, hints, known if crosses else None)
+    if len(fitting) != 1 and known is not None:
+        fitting = _fitting(words, groups, hints, known)
+    if known is not None and any(_leaves_bits(words, bits, known) for bits, _ in hints.schemes):
+        raise CheckpointError(
+            f"{name} is packed as compressed-tensors did before 0.20, which left bits of each word empty where values "
+            "do not fill it. Write the checkpoint again with 0.20 or later, or use one of 4 or 8 bits."
+        )
     if len(fitting) == 1:
         return fitting[0]
-    which = "none" if not fitting else "several"
-    raise refuse(name, f"has {groups} groups of scales, which fits {which} of the schemes that config.json lists")
+    which, what = "none" if not fitting else "several", "blocks" if groups is None else f"{groups} groups"
+    raise refuse(name, f"has {what} of scales, which fits {which} of the schemes that config.json lists")
 
 
-def _fitting(words: int, groups: int, hints: Hints, columns: int | None) -> list[tuple[int, int | None, int]]:
+def _fitting(words: int, groups: int | None, hints: Hints, columns: int | None) -> list[tuple[int, int | None, int]]:
     """(bits, group size, columns) of the schemes in which rows of so many words have so many groups."""
     found = {}
     for bits, size in hints.schemes:
         count = words * WORD_BITS // bits if columns is None else columns
-        if cdiv(count * bits, WORD_BITS) == words and groups == (1 if size is None else cdiv(count, size)):
+        fits = size is None if groups is None else groups == (1 if size is None else cdiv(count, size))
+        if fits and cdiv(count * bits, WORD_BITS) == words:
             found[bits, count if size is None else min(size, count)] = bits, size, count
     return list(found.values())
+
+
+def _leaves_bits(words: int, bits: int, columns: int) -> bool:
+    """Whether so many words may have columns of which none crosses from one word into the next."""
+    return WORD_BITS % bits != 0 and words > 1 and words == cdiv(columns, WORD_BITS // bits)
 
 
 def find_int8(name: str, headers: Headers, hints: Hints) -> StoredFormat | None:

@@ -72,10 +72,12 @@ class StoredFormat:
 
     @property
     def kept_bits(self) -> int:
-        """What a value takes once it is unpacked: its bits, but four for two bits where a row that is not ternary has
-        one scale."""
-        takes_its_own = self.bits != 2 or self.is_ternary or self.packing is Packing.GGUF
-        return self.bits if takes_its_own or self.group_size < self.shape[-1] else 4
+        """What a value takes once it is unpacked: its bits, but four for one bit, eight for seven, and four for two
+        where a row that is not ternary has one scale."""
+        if self.is_ternary or self.packing is Packing.GGUF:
+            return self.bits
+        two = 2 if self.group_size < self.shape[-1] else 4
+        return {1: 4, 2: two, 7: 8}.get(self.bits, self.bits)
 
     @property
     def kept_as(self) -> str | None:

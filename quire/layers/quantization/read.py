@@ -14,7 +14,7 @@ from quire.errors import ConfigError
 from quire.layers.quantization.unpack import UNPACK
 from quire.layers.weights import Rows, ShardSpec, WeightReader
 from quire.ops.contracts.operands import QuantizedRows, StoredRows
-from quire.utils.math import round_up
+from quire.utils.math import cdiv
 
 
 def read_rows(
@@ -55,7 +55,7 @@ def _of_shape(found: StoredFormat, shape: tuple[int, ...]) -> StoredFormat:
     if shape == found.shape:
         return found
     columns = shape[-1]
-    filled = round_up(columns, WORD_BITS // found.bits)
+    filled = cdiv(columns * found.bits, WORD_BITS) * WORD_BITS // found.bits
     if found.packing is Packing.PACKED and (*shape[:-1], filled) == found.shape:
         return replace(found, shape=shape, group_size=min(found.group_size, columns))
     raise refuse(found.name, f"has shape {list(found.shape)}, but config.json asks for {list(shape)}")
