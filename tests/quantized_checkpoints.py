@@ -361,6 +361,7 @@ FORMATS: Mapping[str, Format] = {
     "ct-int4": _packed_format(4, 32, symmetric=True),
     "ct-int4-asymmetric": _packed_format(4, 64, symmetric=False),
     "ct-int4-channel": _packed_format(4, None, symmetric=True),
+    "ct-int3": _packed_format(3, 32, symmetric=False),
     "ct-int8": _packed_format(8, 64, symmetric=True),
     "ct-int8-asymmetric": _packed_format(8, 32, symmetric=False),
     "ct-w8a8": Format(
