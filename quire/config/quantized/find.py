@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from types import MappingProxyType
 
@@ -213,6 +213,21 @@ def find_float8(name: str, headers: Headers, hints: Hints) -> StoredFormat | Non
     if weight is None or weight.dtype != FLOAT8:
         return None
     return _by_scales(name, Packing.FLOAT8, tensors, headers, hints, is_float8=True)
+
+
+def find_torchao(name: str, headers: Headers, hints: Hints) -> StoredFormat | None:
+    """_weight_qdata [N, M] I8 or F8_E4M3, _weight_scale and _weight_zero_point: the same under other names."""
+    layer = name.removesuffix("weight")
+    stored = {f"{layer}weight": f"{layer}_weight_qdata"}
+    stored |= {f"{layer}{role}": f"{layer}_{role}" for role in ("weight_scale", "weight_zero_point")}
+
+    def renamed(asked: str) -> Header | None:
+        return headers(stored[asked]) if asked in stored else None
+
+    found = find_int8(name, renamed, hints) or find_float8(name, renamed, hints)
+    if found is None:
+        return None
+    return replace(found, packing=Packing.TORCHAO, tensors={role: stored[at] for role, at in found.tensors.items()})
 
 
 def _by_scales(
@@ -446,6 +461,7 @@ FINDERS: Mapping[Packing, Find] = MappingProxyType(
         Packing.PACKED: find_packed,
         Packing.INT8: find_int8,
         Packing.FLOAT8: find_float8,
+        Packing.TORCHAO: find_torchao,
         Packing.MXFP4: find_mxfp4,
         Packing.FLOAT4: find_float4,
         Packing.BITLINEAR: find_bitlinear,
@@ -456,7 +472,7 @@ FINDERS: Mapping[Packing, Find] = MappingProxyType(
     }
 )
 
-_MARKS = (".qweight", ".weight_packed", ".weight_scale")
+_MARKS = (".qweight", ".weight_packed", ".weight_scale", "._weight_qdata")
 """Endings of tensors that only quantised weights have."""
 _BYTES = ("I8", "U8", FLOAT8)
 _LAYER_WEIGHT = re.compile(r"\.\d+\..*\.weight$")

@@ -33,6 +33,7 @@ class Packing(StrEnum):
     PACKED = "compressed-tensors pack-quantized"
     INT8 = "compressed-tensors int-quantized"
     FLOAT8 = "FP8"
+    TORCHAO = "torchao"
     MXFP4 = "MXFP4"
     FLOAT4 = "MXFP4 or NVFP4"
     BITLINEAR = "BitLinear"
