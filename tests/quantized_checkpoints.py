@@ -61,13 +61,14 @@ Writer = Callable[[Tensor], Written]
 
 
 def packed(values: Tensor, bits: int) -> Tensor:
-    """A stream of bits in int32 words, the first value in the lowest; values of 3 bits cross words, 32 in three.
+    """A stream of bits in int32 words, the first value in the lowest; values may cross words.
 
     Shapes: [N, M], none negative -> [N, M * bits / 32].
     """
-    values = torch.nn.functional.pad(values.long(), (0, -values.shape[1] % (32 if bits == 3 else 32 // bits)))
-    stream = (values.unsqueeze(-1) >> torch.arange(bits) & 1).reshape(values.shape[0], -1, 32)
-    return (stream << torch.arange(32)).sum(-1).to(torch.int32)
+    num_words = -(-values.shape[1] * bits // 32)
+    filled = torch.nn.functional.pad(values.long(), (0, -values.shape[1] % 32))
+    stream = (filled.unsqueeze(-1) >> torch.arange(bits) & 1).reshape(values.shape[0], -1, 32)
+    return (stream << torch.arange(32)).sum(-1).to(torch.int32)[:, :num_words]
 
 
 def in_groups(weight: Tensor, group_size: int | None) -> Tensor:
@@ -113,6 +114,27 @@ def float_quantized(weight: Tensor) -> Written:
     scales = weight.abs().amax(1, keepdim=True) / 448
     values = (weight / scales).clamp(-448, 448).to(torch.float8_e4m3fn)
     return Written(tensors={"weight": values, "weight_scale": scales}, weight=values.float() * scales.float())
+
+
+def torchao(written: Written) -> Written:
+    """The same as torchao calls it, whose integers have zero points beside them also where those are zero."""
+    parts = {"weight": "_weight_qdata", "weight_scale": "_weight_scale", "weight_zero_point": "_weight_zero_point"}
+    tensors = dict(written.tensors)
+    if tensors["weight"].dtype == torch.int8:
+        tensors.setdefault("weight_zero_point", torch.zeros(tensors["weight_scale"].shape, dtype=torch.int8))
+    return Written(tensors={parts[name]: tensor for name, tensor in tensors.items()}, weight=written.weight)
+
+
+def torchao_groups(weight: Tensor) -> Written:
+    """IntxUnpackedToInt8Tensor: four bits in a byte each, with zero points."""
+    groups = in_groups(weight, 32)
+    low, high = groups.amin(-1), groups.amax(-1)
+    scales = (high - low) / 15
+    zeros = (-8 - low / scales).round().clamp(-8, 7)
+    wide, shift = (spread(of, 32, weight.shape[1]) for of in (scales, zeros))
+    values = (weight.float() / wide + shift).round().clamp(-8, 7)
+    tensors = {"weight": values.to(torch.int8), "weight_scale": scales, "weight_zero_point": zeros.to(torch.int8)}
+    return torchao(Written(tensors=tensors, weight=(values - shift) * wide))
 
 
 def mxfp8(weight: Tensor) -> Written:
@@ -356,10 +378,18 @@ def _gptq_format(bits: int, group_size: int, *, symmetric: bool, in_order: bool 
 
 
 _TOKENS = {"num_bits": 8, "strategy": "token", "dynamic": True, "symmetric": True}
+
+
+def _torchao_format(write: Writer, scheme: str, **fields: Any) -> Format:
+    quant_type = {"default": {"_type": scheme, "_version": 2, "_data": fields}}
+    return Format(write=write, config={"quant_method": "torchao", "quant_type": quant_type})
+
+
 FORMATS: Mapping[str, Format] = {
     "ct-int4": _packed_format(4, 32, symmetric=True),
     "ct-int4-asymmetric": _packed_format(4, 64, symmetric=False),
     "ct-int4-channel": _packed_format(4, None, symmetric=True),
+    "ct-int3": _packed_format(3, 32, symmetric=False),
     "ct-int8": _packed_format(8, 64, symmetric=True),
     "ct-int8-asymmetric": _packed_format(8, 32, symmetric=False),
     "ct-w8a8": Format(
@@ -411,6 +441,14 @@ FORMATS: Mapping[str, Format] = {
         write=modelopt_fp8_blocks, config={"quant_method": "modelopt", "quant_algo": "fp8_pb_wo"}
     ),
     "modelopt-nvfp4": Format(write=modelopt_nvfp4, config={"quant_method": "modelopt", "quant_algo": "NVFP4"}),
+    "torchao-int8": _torchao_format(lambda weight: torchao(int_quantized(weight)), "Int8WeightOnlyConfig"),
+    "torchao-fp8": _torchao_format(lambda weight: torchao(float_quantized(weight)), "Float8WeightOnlyConfig"),
+    "torchao-groups": _torchao_format(
+        torchao_groups,
+        "Int8DynamicActivationIntxWeightConfig",
+        weight_granularity={"_type": "PerGroup", "_data": {"group_size": 32}},
+        weight_mapping_type={"_type": "MappingType", "_data": "ASYMMETRIC"},
+    ),
     "bnb-nf4": Format(
         write=bnb_nf4,
         config={"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"},

@@ -90,9 +90,11 @@ def awq(weight: Tensor, *, size: int | None) -> Written:
     return Written(tensors={"qweight": words[0], "qzeros": words[1], "scales": scales.T.contiguous()}, weight=numbers)
 
 
-def ct_packed(weight: Tensor, *, bits: int, size: int | None, symmetric: bool, whole: bool = False) -> Written:
-    """pack-quantized; `whole` has one scale for the tensor, whose zero point is not packed."""
-    parts = Parts.of(weight, size, block_rows=len(weight) if whole else 1)
+def ct_packed(
+    weight: Tensor, *, bits: int, size: int | None, symmetric: bool, whole: bool = False, block_rows: int = 1
+) -> Written:
+    """pack-quantized; `whole` has one scale for the tensor, whose zero point is not packed, nor are those of blocks."""
+    parts = Parts.of(weight, size, block_rows=len(weight) if whole else block_rows)
     values, zeros, scales, numbers = levels(weight, parts, bits=bits, symmetric=symmetric, dtype=torch.bfloat16)
     shape = torch.tensor(weight.shape)
     tensors = {"weight_packed": packed(values, bits), "weight_scale": scales, "weight_shape": shape}
@@ -100,7 +102,9 @@ def ct_packed(weight: Tensor, *, bits: int, size: int | None, symmetric: bool, w
         tensors["weight_scale"] = scales.view(1)
     if not symmetric:
         signed = (zeros - (1 << bits - 1)).to(torch.int8)
-        tensors["weight_zero_point"] = signed.view(1) if whole else packed(zeros.T, bits).T.contiguous()
+        tensors["weight_zero_point"] = packed(zeros.T, bits).T.contiguous()
+        if whole or block_rows > 1:
+            tensors["weight_zero_point"] = signed.view(1) if whole else signed
     return Written(tensors=tensors, weight=numbers)
 
 

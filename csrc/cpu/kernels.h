@@ -509,6 +509,7 @@ struct Kernels {
   Gemm gemm_int8_groups[kNumGroups];
   Gemm gemm_int2;                        // a scale for each output
   Gemm gemm_int2_groups[kNumLargeGroups];
+  Gemm gemm_int3[kNumLargeGroups];
   Gemm gemm_int4[kNumGroups];
   Gemm gemm_int5[kNumSmallGroups];
   Gemm gemm_int6[kNumSmallGroups];

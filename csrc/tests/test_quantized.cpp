@@ -78,11 +78,17 @@ struct Layer {
     }
   }
   static bool has_group(int64_t format, int64_t group) {
-    if (format == QR_INT2) return group >= 32;
+    if (format == QR_INT2 || format == QR_INT3) return group >= 32;
     return group <= 32 || (format != QR_INT5 && format != QR_INT6);
   }
   void pack(int32_t format) {
     CHECK(qr_pack_quantized(packed, format, n, k, numbers.data(), n, k, 0) == QR_OK);
+  }
+  void pack_again(int32_t format) {
+    std::free(packed);
+    weight.format = format;
+    weight.packed = packed = aligned_zeros(qr_quantized_bytes(format, n, k));
+    pack(format);
   }
   int64_t groups() const { return (k + group - 1) / group; }
 
@@ -143,7 +149,7 @@ void check_bits(const Layer& layer, int64_t most) {
 
 TEST(quantised_products_match_naive_loops_and_rows_have_the_same_bits_in_every_batch) {
   for (auto [n, k] : {std::pair<int64_t, int64_t>{32, 64}, {40, 72}, {96, 320}, {7, 45}}) {
-    for (int32_t format : {QR_INT8, QR_INT6, QR_INT5, QR_INT4, QR_INT2, QR_LEVELS})
+    for (int32_t format : {QR_INT8, QR_INT6, QR_INT5, QR_INT4, QR_INT3, QR_INT2, QR_LEVELS})
       for (int64_t group : {16, 32, 64, 128})
         for (Shift shift : {kNone, kZeroPoints, kOffsets}) {
           if ((format == QR_LEVELS && shift == kZeroPoints) || !Layer::has_group(format, group) || !runs_case(5)) continue;
@@ -161,7 +167,7 @@ TEST(quantised_products_match_naive_loops_and_rows_have_the_same_bits_in_every_b
 }
 
 TEST(quantised_products_of_the_largest_integers_do_not_overflow) {
-  for (int32_t format : {QR_INT8, QR_INT6, QR_INT5, QR_INT4, QR_INT2}) {
+  for (int32_t format : {QR_INT8, QR_INT6, QR_INT5, QR_INT4, QR_INT3, QR_INT2}) {
     Layer layer(format, 32, 256, format == QR_INT6 || format == QR_INT5 ? 32 : 128);
     for (int8_t sign : {1, -1}) {
       for (int8_t& number : layer.numbers) number = int8_t(sign > 0 ? Layer::high(format) : Layer::low(format));
@@ -177,8 +183,8 @@ TEST(quantised_products_of_the_largest_integers_do_not_overflow) {
   }
 }
 
-TEST(integers_of_two_five_and_six_bits_give_the_bits_of_the_same_ones_in_eight) {
-  for (int32_t format : {QR_INT2, QR_INT5, QR_INT6})
+TEST(integers_of_fewer_bits_give_the_bits_of_the_same_ones_in_four_and_in_eight) {
+  for (int32_t format : {QR_INT2, QR_INT3, QR_INT4, QR_INT5, QR_INT6})
     for (int64_t group : {16, 32, 64, 128})
       for (Shift shift : {kNone, kZeroPoints, kOffsets}) {
         if (!Layer::has_group(format, group)) continue;
@@ -186,12 +192,13 @@ TEST(integers_of_two_five_and_six_bits_give_the_bits_of_the_same_ones_in_eight) 
         const std::vector<char> x = encode(random_floats(40 * small.k), QR_BFLOAT16);
         std::vector<float> got(size_t(40 * small.n)), want(got.size());
         CHECK(small.run(got.data(), x.data(), QR_BFLOAT16, 40, nullptr) == QR_OK);
-        small.weight.format = QR_INT8;
-        std::free(small.packed);
-        small.weight.packed = small.packed = aligned_zeros(qr_quantized_bytes(QR_INT8, small.n, small.k));
-        small.pack(QR_INT8);
-        CHECK(small.run(want.data(), x.data(), QR_BFLOAT16, 40, nullptr) == QR_OK);
-        CHECK(std::memcmp(got.data(), want.data(), got.size() * 4) == 0, "format %d group %ld", format, long(group));
+        for (int32_t wide : {QR_INT4, QR_INT8}) {
+          if (Layer::high(format) >= Layer::high(wide)) continue;
+          small.pack_again(wide);
+          CHECK(small.run(want.data(), x.data(), QR_BFLOAT16, 40, nullptr) == QR_OK);
+          CHECK(std::memcmp(got.data(), want.data(), got.size() * 4) == 0, "format %d, not %d, group %ld", format, wide,
+                long(group));
+        }
       }
 }
 
@@ -359,7 +366,8 @@ TEST(quantised_weights_that_are_none_are_refused) {
   check("a large group", [](qr_weight& w) { w.format = QR_INT6, w.group = 64; });
   check("one scale", [](qr_weight& w) { w.group = 0; });
   check("a small group of two bits", [](qr_weight& w) { w.format = QR_INT2, w.group = 16; });
-  for (int64_t group : {16, 32}) check("three bits", [&](qr_weight& w) { w.format = QR_INT3, w.group = group; });
+  check("a small group of three bits", [](qr_weight& w) { w.format = QR_INT3, w.group = 16; });
+  check("one scale for three bits", [](qr_weight& w) { w.format = QR_INT3, w.group = 0, w.zero_points = nullptr; });
   check("nested zero points", [](qr_weight& w) { w.nested = 1; });
   for (int64_t nested : {-1, 3})
     check("codes", [&](qr_weight& w) { w.nested = nested, w.zero_points = nullptr; });

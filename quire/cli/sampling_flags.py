@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from quire.cli.client.credentials import KEY_HELP
 from quire.config.flags.knobs import whole_number
+from quire.config.generation_keys import over_defaults
 from quire.config.json_file import read_all
 from quire.errors import InvalidParameter
 from quire.sampling_params import RequestOutputKind, SamplingParams
@@ -70,10 +72,12 @@ def _form(args: argparse.Namespace) -> dict[str, Any] | None:
     return next(({name: value} for name, value in given.items() if value is not None), None)
 
 
-def sampling_params(args: argparse.Namespace, base: SamplingParams, default_max_tokens: int | None) -> SamplingParams:
-    """`base` with the flags that were given, streaming deltas.
+def sampling_params(
+    args: argparse.Namespace, defaults: Mapping[str, Any], default_max_tokens: int | None
+) -> SamplingParams:
+    """The flags that were given over the model's `defaults`, streaming deltas.
 
     Raises: InvalidParameter.
     """
     given = {"max_tokens": default_max_tokens, **sampling_fields(args)}
-    return base.clone(output_kind=RequestOutputKind.DELTA, **given)
+    return SamplingParams(output_kind=RequestOutputKind.DELTA, **over_defaults(defaults, given))

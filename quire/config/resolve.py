@@ -24,7 +24,7 @@ from quire.config.engine import (
     SchedulerConfig,
 )
 from quire.config.flags.args import DEFAULT_PRIORITY_AGEING_S, EMBEDDED, EngineArgs
-from quire.config.generation_keys import SAMPLING_KEYS, without_effect
+from quire.config.generation_keys import OTHER_NAMES, SAMPLING_KEYS, sampling_defaults, without_effect
 from quire.config.gguf.config_json import gguf_generation_config
 from quire.config.gguf.files import is_gguf
 from quire.config.graph_sizes import graph_sizes
@@ -470,29 +470,36 @@ def _read_generation_config(args: EngineArgs, path: Path) -> Mapping[str, Any]:
 def _generation_defaults(args: EngineArgs, generation: Mapping[str, Any], choices: _Choices) -> dict[str, Any]:
     """SamplingParams fields set by the model; checked once, here."""
     ignored = args.generation_config in ("vllm", "none")
-    values = {**({} if ignored else generation), **args.override_generation_config}
-    defaults = {key: values[key] for key in SAMPLING_KEYS if values.get(key) is not None}
-    if values.get("max_new_tokens") is not None:
-        defaults["max_tokens"] = values["max_new_tokens"]
-    unknown = set(args.override_generation_config) - {*SAMPLING_KEYS, "max_new_tokens", "eos_token_id"}
+    known = (*SAMPLING_KEYS, *OTHER_NAMES, "eos_token_id")
+    unknown = set(args.override_generation_config).difference(known)
     if unknown:
         raise ConfigError(
             f"override_generation_config: {', '.join(sorted(map(str, unknown)))} would have no effect; known are "
-            f"{', '.join(SAMPLING_KEYS)}, max_new_tokens and eos_token_id"
+            f"{', '.join(known)}"
         )
-    try:
-        SamplingParams(**defaults)
-    except InvalidParameter as error:
-        raise ConfigError(
-            f"generation_config.json or override_generation_config: {error} Correct it, "
-            "or pass generation_config='none'."
-        ) from None
+    defaults = _checked_defaults({**({} if ignored else generation), **args.override_generation_config})
     silent = [] if ignored else without_effect(generation)
+    if args.skip_tokenizer_init and defaults.pop("stop", None):
+        silent.append("stop_strings (without a tokenizer)")
     if silent:
         log.warning("generation_config.json sets what has no effect: %s", ", ".join(silent))
     source = "override_generation_config" if ignored else "generation_config.json"
     if defaults:
         choices.made["default sampling"] = Choice(defaults, source)
+    return defaults
+
+
+def _checked_defaults(generation: Mapping[str, Any]) -> dict[str, Any]:
+    """Raises: ConfigError for what SamplingParams refuse."""
+    defaults = sampling_defaults(generation)
+    try:
+        SamplingParams(**defaults)
+    except InvalidParameter as error:
+        key = next((f"{key}: " for key, field in OTHER_NAMES.items() if field == error.parameter), "")
+        raise ConfigError(
+            f"generation_config.json or override_generation_config: {key}{error} Correct it, "
+            "or pass generation_config='none'."
+        ) from None
     return defaults
 
 

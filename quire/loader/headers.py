@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 import struct
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from quire.config.quantized.bitsandbytes import is_state
 from quire.config.quantized.stored import Header
 from quire.errors import CheckpointError, counted
 from quire.loader.safetensors_header import FileProblem, TensorInfo, read_header
@@ -76,14 +78,18 @@ def read_headers(directory: Path) -> dict[str, TensorInfo]:
 
 def header_of(info: TensorInfo) -> Header:
     """What readers of quantised weights are told of a tensor."""
-    is_shape = info.name.endswith(".weight_shape") and info.dtype == "I64" and info.shape == (2,)
-    return Header(info.dtype, info.shape, partial(_numbers, info) if is_shape else None)
+    header = Header(info.dtype, info.shape)
+    if info.name.endswith(".weight_shape") and info.dtype == "I64" and info.shape == (2,):
+        header = replace(header, read=partial(_numbers, info, "2q"))
+    if is_state(info.name, header):
+        header = replace(header, read=partial(_numbers, info, f"{info.num_bytes}B"))
+    return header
 
 
-def _numbers(info: TensorInfo) -> tuple[int, ...]:
+def _numbers(info: TensorInfo, layout: str) -> tuple[int, ...]:
     with info.file.open("rb") as stream:
         stream.seek(info.start)
-        return struct.unpack("<2q", stream.read(info.num_bytes))
+        return struct.unpack(f"<{layout}", stream.read(info.num_bytes))
 
 
 def _add(file: Path, tensors: dict[str, TensorInfo], problems: list[str]) -> None:

@@ -15,7 +15,7 @@ from quire.config.gguf.files import gguf_files, gguf_in, is_gguf
 from quire.config.json_file import parse_json, read_bounded, read_json_object
 from quire.errors import CheckpointError, ConfigError, ModelNotFound, QuireError, shown
 from quire.loader.gguf.download import cached_gguf, describe_gguf, download_gguf
-from quire.loader.hub_library import failure, files_of, hub_library, why_unreachable
+from quire.loader.hub_library import failure, files_of, hub_library, refused_file, why_unreachable
 from quire.loader.names import HubName, has_short_form, hub_name, short_names
 from quire.loader.resume import fetch_files
 from quire.loader.weight_files import MAX_INDEX_BYTES
@@ -241,7 +241,7 @@ def fetch_config(model: HubName, revision: str | None = None) -> Path:
         check_kind(f"the repository {repository}", library.HfApi().list_repo_files(repository, revision=revision))
         raise ModelNotFound(f"the repository {repository!r} has no config.json, so it is no model.") from None
     except Exception as error:
-        raise failure(error, model, revision) from error
+        raise refused_file(error, repository, "config.json") or failure(error, model, revision) from error
 
 
 def check_config(file: Path) -> None:

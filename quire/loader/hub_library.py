@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import errno
 import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from quire.errors import MissingDependency, ModelNotFound
 from quire.loader.names import HubName, short_names
 from quire.utils.lazy import nearest
 
+REASONS = {
+    403: "access to it is denied, also with the token in HF_TOKEN, if there is one",
+    404: "the hub lists it, and does not have it",
+    410: "it was removed",
+    451: "it may not be given for legal reasons",
+}
+"""What the status of the answer to a request for one file means."""
 UNREACHABLE = {"ConnectError", "ConnectTimeout", "ConnectionError", "ProxyError"}
 """Names of errors of the library and its HTTP clients."""
 
@@ -77,6 +86,29 @@ def failure(error: Exception, model: HubName, revision: str | None) -> ModelNotF
     return ModelNotFound(
         f"no directory {repository!r}, and {name}{at} could not be fetched from the hub ({what}). Check the network "
         f"(HF_ENDPOINT, HTTPS_PROXY). What has come is kept, and `quire pull {model}` continues."
+    )
+
+
+@contextmanager
+def fetching(repository: str, name: str) -> Iterator[None]:
+    """Raises: ModelNotFound where the hub does not give this one file; else what was raised within."""
+    try:
+        yield
+    except Exception as error:  # of the library or its HTTP client
+        refused = refused_file(error, repository, name)
+        if refused is None:
+            raise
+        raise refused from error
+
+
+def refused_file(error: Exception, repository: str, name: str) -> ModelNotFound | None:
+    """The error that says so; None where the reason is no matter of this file alone."""
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    if _kinds(error) & {"GatedRepoError", "RepositoryNotFoundError", "RevisionNotFoundError"} or status not in REASONS:
+        return None
+    return ModelNotFound(
+        f"the file {name!r} of the repository {repository!r} could not be fetched: {REASONS[status]} ({status}). What "
+        f"has come of the others is kept. Run `quire pull {repository}` again; if that does not help, ask its authors."
     )
 
 

@@ -18,6 +18,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from quire.errors import ModelNotFound
+from quire.loader.hub_library import fetching
 
 PART = ".quire-part"
 PIECE = 1 << 22
@@ -28,13 +29,15 @@ CHECKED_BYTES = 1 << 26
 def fetch_files(repository: str, commit: str, names: Iterable[str]) -> None:
     """Put files of a repository into the cache.
 
-    Raises: what huggingface_hub raises; ModelNotFound when another process is at it or a file came damaged.
+    Raises: what huggingface_hub raises; ModelNotFound when another process is at it, a file came damaged, or the hub
+    does not give this one.
     """
     library = importlib.import_module("huggingface_hub")
     blobs = _blobs(repository)
     blobs.mkdir(parents=True, exist_ok=True)
     for name in names:
-        _fetch(library.hf_hub_url(repository, name, revision=commit), name, blobs)
+        with fetching(repository, name):
+            _fetch(library.hf_hub_url(repository, name, revision=commit), name, blobs)
 
 
 def _blobs(repository: str) -> Path:

@@ -13,7 +13,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire.config.quantized.config import StoredQuantization, read_quantization
+from quire.config.flags.args import EngineArgs
+from quire.config.quantized.config import METHODS, StoredQuantization, read_quantization
 from quire.config.quantized.find import weights_in
 from quire.config.quantized.side_file import with_side_file
 from quire.config.quantized.stored import Header, Packing
@@ -29,6 +30,13 @@ PACKED_4: Mapping[str, Any] = {
     "config_groups": {"g": {"targets": ["Linear"], "weights": {"num_bits": 4, "group_size": 32}}},
 }
 TERNARY: Mapping[str, Any] = {"quant_method": "bitnet", "linear_class": "autobitlinear"}
+
+
+def torchao_config(scheme: str, **fields: Any) -> Mapping[str, Any]:
+    return {"quant_method": "torchao", "quant_type": {"default": {"_type": scheme, "_data": fields}}}
+
+
+NF4_STATE = b'{"shape": [64, 128], "blocksize": 64}'
 CASES: Mapping[str, tuple[Mapping[str, Any], Mapping[str, tuple[str, tuple[int, ...]]]]] = {
     "gptq": (
         {"quant_method": "gptq", "bits": 4, "desc_act": True, "sym": False},
@@ -56,6 +64,18 @@ CASES: Mapping[str, tuple[Mapping[str, Any], Mapping[str, tuple[str, tuple[int, 
             "weight_shape": ("I64", (2,)),
         },
     ),
+    "torchao": (
+        torchao_config("IntxWeightOnlyConfig"),
+        {
+            "_weight_qdata": ("I8", (64, 128)),
+            "_weight_scale": ("F32", (64, 4)),
+            "_weight_zero_point": ("I8", (64, 4)),
+        },
+    ),
+    "fp8 of torchao": (
+        torchao_config("Float8WeightOnlyConfig"),
+        {"_weight_qdata": ("F8_E4M3", (64, 128)), "_weight_scale": ("F32", (64, 1))},
+    ),
     "int8": (ct_config({"num_bits": 8}), {"weight": ("I8", (64, 128)), "weight_scale": ("F32", (64, 1))}),
     "fp8": ({"quant_method": "fp8"}, {"weight": ("F8_E4M3", (64, 256)), "weight_scale_inv": ("F32", (1, 2))}),
     "nvfp4": (
@@ -80,7 +100,7 @@ CASES: Mapping[str, tuple[Mapping[str, Any], Mapping[str, tuple[str, tuple[int, 
             "weight": ("U8", (4096, 1)),
             "weight.absmax": ("F32", (128,)),
             "weight.quant_map": ("F32", (16,)),
-            "weight.quant_state.bitsandbytes__nf4": ("U8", (40,)),
+            "weight.quant_state.bitsandbytes__nf4": ("U8", (len(NF4_STATE),), lambda: tuple(NF4_STATE)),
         },
     ),
     "bitlinear": ({"quant_method": "bitnet"}, {"weight": ("U8", (16, 128)), "weight_scale": ("BF16", (1,))}),
@@ -117,6 +137,11 @@ def test_the_headers_tell_the_format(case: str) -> None:
     of_byte = {"nf4": 2, "nvfp4 of modelopt": 2, "bitlinear": 4, "autobitlinear": 4}.get(case, 1)
     assert prod(found.shape) == prod(CASES[case][1].get("weight", ("", (64, 128)))[1]) * of_byte
     assert set(found.tensors.values()) <= set(headers)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_each_method_may_be_given(method: str) -> None:
+    assert EngineArgs(quantization=method).quantization == method
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -177,6 +202,14 @@ def mutated(headers: Headers, draw: random.Random) -> Headers:
         ({"quant_method": "compressed-tensors", "config_groups": {"g": 1}}, "groups that quantise weights"),
         ({**PACKED_4, "sparsity_config": {"format": "sparse-24-bitmask"}}, "weights that are not sparse"),
         ({**PACKED_4, "transform_config": {"config_groups": {"R1": {}}}}, "weights that are not rotated"),
+        (torchao_config("Int4WeightOnlyConfig"), "torchao's Int4WeightOnlyConfig, as quantization_config.quant_type"),
+        (torchao_config("FqnToConfig", a={"_type": "NVFP4InferenceConfig"}), "torchao's NVFP4InferenceConfig"),
+        (
+            torchao_config("IntxWeightOnlyConfig", intx_packing_format={"_data": "OPAQUE_ATEN_KLEIDIAI"}),
+            "quire reads an intx_packing_format of UNPACKED_TO_INT8",
+        ),
+        ({"quant_method": "torchao"}, "torchao's unnamed scheme"),
+        ({"quant_method": "torchao", "quant_type": "int4_weight_only"}, "quant_type is 'int4_weight_only'"),
         ({"quant_method": "fp8", "fmt": "e5m2"}, "fmt is 'e5m2'"),
         ({"quant_method": "fp8", "weight_block_size": [64]}, "weight_block_size is [64]; quire reads the rows and col"),
         ({"quant_method": "fp8", "weight_block_size": [0, 64]}, "weight_block_size"),
@@ -199,7 +232,7 @@ def mutated(headers: Headers, draw: random.Random) -> Headers:
         ({"quant_method": "auto-round", "bits": 8, "data_type": "fp", "fmt": "e5m2"}, "fmt is 'e5m2'"),
         ({**PACKED_4, "format": "marlin-24"}, "format is 'marlin-24'"),
         ({**PACKED_4, "format": "nvfp4-e5m3-pack-quantized"}, "format is 'nvfp4-e5m3-pack-quantized'"),
-        (ct_config({"num_bits": 6, "type": "float"}), "integers of 2, 4 and 8 bits, and floats of 4 and 8"),
+        (ct_config({"num_bits": 6, "type": "float"}), "integers of 1 to 8 bits, and floats of 4 and 8"),
         (ct_config({"num_bits": 8, "block_structure": 128}), "the rows and columns of a block"),
         (ct_config({"num_bits": 4}, layout="mxfp6-pack-quantized"), "format is 'mxfp6-pack-quantized'"),
         ({**TERNARY, "linear_class": "bitblas"}, "linear_class is 'bitblas'; quire reads bitlinear or autobitlinear"),

@@ -295,6 +295,22 @@ def test_the_files_sampling_can_be_ignored_but_not_its_ends_of_sequence(tmp_path
     assert only.model_config.generation_defaults == {"top_k": 3}
 
 
+def test_the_least_length_and_the_stop_strings_of_the_file_are_taken(tmp_path: Path) -> None:
+    file = {"min_new_tokens": 4, "stop_strings": ["</s>", "User:"]}
+    config = resolved(tmp_path, generation=file)
+    assert config.model_config.generation_defaults == {"min_tokens": 4, "stop": ["</s>", "User:"]}
+    one = resolved(tmp_path, override_generation_config={"stop_strings": "END", "min_new_tokens": 2})
+    assert one.model_config.generation_defaults == {"min_tokens": 2, "stop": "END"}
+    none = resolved(tmp_path, override_generation_config={"stop_strings": [], "min_new_tokens": None})
+    assert none.model_config.generation_defaults == {}
+
+
+def test_stop_strings_have_no_effect_without_a_tokenizer(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    config = resolved(tmp_path, generation={"stop_strings": ["END"]}, skip_tokenizer_init=True)
+    assert config.model_config.generation_defaults == {}
+    assert "sets what has no effect: stop_strings (without a tokenizer)" in caplog.text
+
+
 def test_what_generation_config_says_in_vain_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """transformers would never generate these tokens; keys at what means nothing are not worth a word."""
     generation = {"suppress_tokens": [3], "no_repeat_ngram_size": 2, "num_beams": 1, "bad_words_ids": None}
@@ -312,6 +328,11 @@ def test_ends_of_sequence_can_be_overridden(tmp_path: Path) -> None:
     [
         ({"temperature": -1}, "temperature"),
         ({"top_p": "high"}, "top_p"),
+        ({"max_new_tokens": 0}, "max_new_tokens: max_tokens must be"),
+        ({"min_new_tokens": -1}, "min_new_tokens: min_tokens must be"),
+        ({"min_new_tokens": 9, "max_new_tokens": 8}, "min_new_tokens: min_tokens .9. must not exceed"),
+        ({"stop_strings": [""]}, "stop_strings: stop must not"),
+        ({"stop_strings": 5}, "stop_strings: stop must be"),
         ({"eos_token_id": 1000}, "eos_token_id"),
         ({"eos_token_id": ["</s>"]}, "eos_token_id"),
     ],

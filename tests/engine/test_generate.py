@@ -92,6 +92,21 @@ def test_the_models_own_defaults_hold_when_no_parameters_are_given(checkpoint: C
         assert one(llm, PROMPTS[0], defaults.clone(seed=output.seed)).outputs == output.outputs
 
 
+def test_the_models_least_length_and_stop_strings_hold_when_no_parameters_are_given(checkpoint: Checkpoint) -> None:
+    values = {"temperature": 0, "min_new_tokens": 9, "max_new_tokens": 20}
+    options: dict[str, Any] = {"max_model_len": 64, "dtype": "float32"}
+    model = str(checkpoint("llama"))
+    with LLM(model, **options, override_generation_config=values) as llm:
+        tokens, text = (output := one(llm, PROMPTS[0]).outputs[0]).token_ids, output.text
+    assert len(tokens) >= 9
+    stop = {"stop_strings": [text[4:6]], "min_new_tokens": 0}
+    with LLM(model, **options, override_generation_config={**values, **stop}) as llm:
+        stopped = one(llm, PROMPTS[0]).outputs[0]
+        assert (stopped.finish_reason, stopped.stop_reason) == ("stop", text[4:6])
+        assert text.startswith(stopped.text)
+        assert text[4:6] not in stopped.text
+
+
 def test_nothing_runs_unless_every_prompt_is_valid(llm: LLM) -> None:
     with pytest.raises(InvalidParameter, match="prompt 1"):
         llm.generate([PROMPTS[0], ""], ascii_params())

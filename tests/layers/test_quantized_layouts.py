@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +108,8 @@ def test_blocks_have_the_rows_and_columns_that_config_json_says(
     check({"quant_method": "fp8", "weight_block_size": list(block)}, written, tmp_path)
     config = ct_config({"num_bits": 8, "type": "int", "block_structure": list(block)}, layout="int-quantized")
     check(config, ct_int8(weight_of(*shape), size=columns, block_rows=rows, symmetric=False), tmp_path)
+    config = ct_config({"num_bits": 4, "type": "int", "strategy": "block", "block_structure": list(block)})
+    check(config, ct_packed(weight_of(*shape), bits=4, size=columns, block_rows=rows, symmetric=False), tmp_path)
 
 
 def test_sizes_that_fit_alike_are_refused(tmp_path: Path) -> None:
@@ -117,24 +120,34 @@ def test_sizes_that_fit_alike_are_refused(tmp_path: Path) -> None:
         read_back(config, written, tmp_path)
 
 
-KEPT_IN_TWO_BITS = {16: "int4_g16", 32: "int2_g32", 64: "int2_g64", 96: "int2_g32", 128: "int2_g128", None: "int4_g64"}
-"""By the size of groups: what the native kernels keep two bits in."""
+KEPT_AS = {
+    2: {16: "int4_g16", 32: "int2_g32", 64: "int2_g64", 96: "int2_g32", 128: "int2_g128", None: "int4_g64"},
+    3: {16: "int4_g16", 32: "int3_g32", 64: "int3_g64", 96: "int3_g32", 128: "int3_g128", None: "int3_g64"},
+}
+"""By the bits of values and the size of groups: what the native kernels keep."""
 
 
 @pytest.mark.skipif(not library.available(), reason=str(library.unavailable_reason()))
-@pytest.mark.parametrize("size", KEPT_IN_TWO_BITS)
+@pytest.mark.parametrize(("bits", "size"), [(bits, size) for bits, kept in KEPT_AS.items() for size in kept])
 @pytest.mark.parametrize("symmetric", [True, False])
-def test_two_bits_take_two_in_groups_that_kernels_have(size: int | None, symmetric: bool, tmp_path: Path) -> None:
+def test_few_bits_take_no_more_in_groups_that_kernels_have(
+    bits: int, size: int | None, symmetric: bool, tmp_path: Path
+) -> None:
+    """And products have the bits of the same integers in four."""
     from quire.ops.cpu.products.gemm import linear
     from quire.ops.cpu.products.quantized import pack_quantized
 
-    written = gptq(weight_of(), bits=2, size=size, symmetric=symmetric, shuffled=False, v1=False)
-    config = {"quant_method": "gptq", "bits": 2, "group_size": size or -1, "sym": symmetric}
+    written = gptq(weight_of(), bits=bits, size=size, symmetric=symmetric, shuffled=False, v1=False)
+    config = {"quant_method": "gptq", "bits": bits, "group_size": size or -1, "sym": symmetric}
     stored, rows = read_stored({**config, "checkpoint_format": "gptq_v2"}, written, tmp_path)
+    assert isinstance(rows, QuantizedRows)
     weight = pack_quantized([rows])
-    assert weight.format == stored.kept_as == KEPT_IN_TWO_BITS[size] + ("" if symmetric else "_zeros")
+    assert weight.format == stored.kept_as == KEPT_AS[bits][size] + ("" if symmetric else "_zeros")
     units = torch.eye(weight.in_features)  # which lose nothing to being rounded to eight bits
     torch.testing.assert_close(linear(units, weight).T, written.weight, rtol=1e-3, atol=1e-4)
+    in_four = pack_quantized([replace(rows, bits=4)])
+    x = torch.randn(9, weight.in_features, generator=torch.Generator().manual_seed(8)).to(torch.bfloat16)
+    assert torch.equal(linear(x, weight), linear(x, in_four))
 
 
 @pytest.mark.parametrize("bits", [2, 3, 4, 8])
@@ -158,7 +171,7 @@ def test_the_other_version_of_gptq_is_noticed_where_there_are_no_zero_points(
 
 @pytest.mark.parametrize("symmetric", [False, True])
 @pytest.mark.parametrize("size", [None, 32, 48])
-@pytest.mark.parametrize("bits", [2, 4, 8])
+@pytest.mark.parametrize("bits", range(1, 9))
 @pytest.mark.parametrize("rows", [6, 40])
 def test_packed_weights_of_any_bits_and_rows(
     rows: int, bits: int, size: int | None, symmetric: bool, tmp_path: Path
@@ -169,6 +182,16 @@ def test_packed_weights_of_any_bits_and_rows(
     if size is None:
         check(config, ct_packed(weight_of(rows, 101), bits=bits, size=size, symmetric=symmetric), tmp_path)
         check(config, ct_packed(weight_of(), bits=bits, size=None, symmetric=symmetric, whole=True), tmp_path)
+
+
+@pytest.mark.parametrize("columns", [20, 192])
+def test_words_that_values_do_not_fill_are_refused(columns: int, tmp_path: Path) -> None:
+    """As compressed-tensors wrote them before 0.20: ten values of three bits in a word."""
+    written = ct_packed(weight_of(32, columns), bits=3, size=None, symmetric=True)
+    words = torch.zeros(32, -(-columns // 10), dtype=torch.int32)
+    old = Written(tensors={**written.tensors, "weight_packed": words}, weight=written.weight)
+    with pytest.raises(CheckpointError, match=f"{LAYER}.weight is packed as compressed-tensors did before 0.20"):
+        read_back(ct_config({"num_bits": 3}), old, tmp_path)
 
 
 @pytest.mark.parametrize("bits", [4, 8])
@@ -261,6 +284,40 @@ def test_blocks_of_bitsandbytes_go_on_over_the_ends_of_rows(
 ) -> None:
     written = bnb_nf4(weight_of(*shape), block=block, nested=nested, storage=storage)
     check({"quant_method": "bitsandbytes", "load_in_4bit": True}, written, tmp_path)
+
+
+@pytest.mark.skipif(not library.available(), reason=str(library.unavailable_reason()))
+@pytest.mark.parametrize("columns", [256, 96, 1040])
+@pytest.mark.parametrize("block", [32, 64, 128, 4096])
+def test_headers_say_what_blocks_of_bitsandbytes_become(block: int, columns: int, tmp_path: Path) -> None:
+    from quire.ops.cpu.products.quantized import pack_quantized
+
+    written = bnb_nf4(weight_of(64, columns), block=block, nested=False, storage=torch.bfloat16)
+    stored, rows = read_stored({"quant_method": "bitsandbytes"}, written, tmp_path)
+    weight = pack_quantized([rows])
+    assert stored.shape == (64, columns)
+    assert weight.format == stored.kept_as
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        b"{}",
+        b"[1]",
+        b"no JSON",
+        b'{"shape": [192, 192], "blocksize": 65}',
+        b'{"shape": [192, 193], "blocksize": 64}',
+        b'{"shape": [192], "blocksize": 64}',
+        b'{"shape": [192, 192], "blocksize": 1e400}',
+        b'{"shape": [192, 192], "blocksize": 64, "nested_offset": NaN}',
+        b"[" * 70_000,
+    ],
+)
+def test_a_damaged_state_of_bitsandbytes_is_refused(state: bytes, tmp_path: Path) -> None:
+    written = bnb_nf4(weight_of(), block=64, nested=True, storage=torch.uint8)
+    tensors = {**written.tensors, "weight.quant_state.bitsandbytes__nf4": torch.tensor(list(state), dtype=torch.uint8)}
+    with pytest.raises(CheckpointError, match=f"{LAYER}.weight has a quant_state"):
+        read_back({"quant_method": "bitsandbytes"}, Written(tensors=tensors, weight=written.weight), tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,8 @@ class Hub:
     repositories: dict[str, dict[str, bytes]] = field(default_factory=dict)
     refusals: dict[str, tuple[int, str]] = field(default_factory=dict)
     """repository -> (status, X-Error-Code)."""
+    refused_files: dict[str, int] = field(default_factory=dict)
+    """File that is listed -> status of the answer to a request for it."""
     cut_after: dict[str, int] = field(default_factory=dict)
     """File -> bytes after which the connection is closed, and the server is down."""
     is_down: bool = False
@@ -83,6 +85,9 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(200, json.dumps(listed).encode(), {"Content-Type": "application/json"})
 
     def _send_file(self, files: dict[str, bytes], name: str) -> None:
+        if name in self.hub.refused_files:
+            self._send(self.hub.refused_files[name], b"", {})
+            return
         if name not in files:
             self._send(404, b"", {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": COMMIT})
             return

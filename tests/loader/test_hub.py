@@ -321,6 +321,23 @@ def test_a_repository_that_is_refused_says_why(
     assert err.count("quire: ") == 1
 
 
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "config.json"])
+@pytest.mark.parametrize(("status", "why"), [(403, "access to it is denied"), (404, "does not have it")])
+def test_a_single_file_that_is_refused_is_not_the_repositorys_fault(
+    name: str, status: int, why: str, machine: Machine, server: Hub
+) -> None:
+    server.refused_files[name] = status
+    exit_status, out, err = machine.run("pull", NAME)
+    assert (exit_status, out) == (2, "")
+    assert f"the file '{name}' of the repository '{NAME}' could not be fetched" in err
+    assert f"{why}" in err
+    assert f"({status})" in err
+    assert "gated" not in err
+    del server.refused_files[name]
+    assert machine.run("pull", NAME)[0] == 0
+    assert server.fetched("config.json") == [""]
+
+
 def test_a_token_is_sent(machine: Machine, server: Hub) -> None:
     assert machine.run("pull", NAME, HF_TOKEN="hf_secret")[0] == 0
     assert set(server.tokens) == {"Bearer hf_secret"}

@@ -147,6 +147,14 @@ def test_only_the_chosen_file_is_fetched_listed_and_deleted(tmp_path: Path, serv
     assert not [path for path in tmp_path.rglob("*") if path.is_file() and path.stat().st_size > 10_000]
 
 
+@pytest.mark.parametrize("command", [["pull"], ["plan", "--memory", "8GiB"]])
+def test_a_file_that_the_hub_does_not_give_is_named(command: list[str], tmp_path: Path, server: Hub) -> None:
+    server.refused_files["tiny-Q4_K_M.gguf"] = 403
+    status, _, err = Machine(tmp_path, server).run(command[0], NAME, *command[1:])
+    assert (status, f"the file 'tiny-Q4_K_M.gguf' of the repository '{NAME}' could not be" in err) == (2, True), err
+    assert "gated" not in err
+
+
 def test_plan_and_show_fetch_headers_alone(tmp_path: Path, server: Hub) -> None:
     machine = Machine(tmp_path, server)
     status, out, err = machine.run("plan", f"{NAME}:Q8_0", "--json", "--memory", "8GiB", "--dequantize")

@@ -168,6 +168,7 @@ def test_inputs_may_stand_in_another_order(name: str) -> None:
         "int5_g32_offsets",
         "int4_g32_offsets_nested",
         "int3_g16_nested",
+        "int3_g64_zeros",
         "int2",
         "int2_g16_offsets_nested",
         "levels_g32",
@@ -220,7 +221,8 @@ def test_a_row_of_a_mixed_weight_has_the_same_bits_in_every_batch() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["mixed", "int8_g16_zeros", "int6_g32", "int5_g32", "int2", "int2_g64_zeros", "levels_g64", "float8"]
+    "name",
+    ["mixed", "int8_g16_zeros", "int6_g32", "int5_g32", "int3_g64", "int2", "int2_g64_zeros", "levels_g64", "float8"],
 )
 def test_graphs_replay_them(name: str) -> None:
     weight = mixed(256)[0] if name == "mixed" else pack_quantized([make(BY_NAME[name], (64, 256)).rows])

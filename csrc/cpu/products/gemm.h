@@ -24,12 +24,11 @@ inline bool is_format(int32_t format) { return format >= QR_INT8 && format <= QR
 inline bool is_group(int32_t format, int64_t group) {
   if (group == 0) return format == QR_INT8 || format == QR_INT2 || format == QR_FLOAT8;
   if (format == QR_FLOAT8) return group == kFloat8Group;
-  if (format == QR_INT3) return group == 16;
   return group == 16 || group == 32 || (format != QR_INT5 && format != QR_INT6 && (group == 64 || group == 128));
 }
 // Whether such groups have nested scales, and no others.
 inline bool must_be_nested(int32_t format, int64_t group) {
-  return format == QR_INT3 || (format == QR_INT2 && group == 16);
+  return (format == QR_INT3 || format == QR_INT2) && group == 16;
 }
 // Whether a layer of n outputs may write this dtype.
 inline bool is_output(int32_t out_dtype, int64_t n) {

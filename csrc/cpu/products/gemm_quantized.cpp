@@ -30,6 +30,7 @@ const Gemm* gemm_of(const qr_weight& w, int32_t x_dtype) {
   if (w.format == QR_FLOAT8) return x_dtype == QR_BFLOAT16 ? &table->gemm_float8 : &table->gemm_float8_float;
   if (w.group == 0) return w.format == QR_INT2 ? &table->gemm_int2 : &table->gemm_int8;
   if (w.format == QR_INT2) return table->gemm_int2_groups + index_of_group(w.group) - 1;
+  if (w.format == QR_INT3) return table->gemm_int3 + index_of_group(w.group) - 1;
   const Gemm* groups = w.format == QR_INT8   ? table->gemm_int8_groups
                        : w.format == QR_INT6 ? table->gemm_int6
                        : w.format == QR_INT5 ? table->gemm_int5

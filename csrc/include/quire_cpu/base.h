@@ -5,7 +5,7 @@
 #include <stdint.h>
 
 #define QR_API __attribute__((visibility("default")))
-#define QR_ABI_VERSION 22
+#define QR_ABI_VERSION 23
 
 enum {
   QR_OK = 0,

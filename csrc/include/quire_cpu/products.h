@@ -68,7 +68,7 @@ QR_API int32_t qr_quantize_linear(void* packed, void* scales, int32_t format, in
  * between packed and bias is not read. bias (float32) may be null.
  *
  * group: 16, 32, 64 or 128; 0 (QR_INT8, QR_INT2 and QR_FLOAT8): an output has one scale. QR_FLOAT8: 128 or 0. QR_INT5 and
- * QR_INT6: 16 or 32. QR_INT3: 16, nested, as are groups of 16 of QR_INT2.
+ * QR_INT6: 16 or 32. Groups of 16 of QR_INT3 and QR_INT2 are nested.
  * scales: float16 [panels of 32 outputs][groups][32], of which `unit` is 1; float32 where group is 0, and of
  * QR_FLOAT8, unit being 1. zero_points (int8), offsets (float16, in units): like scales; only where those are float16,
  * at most one of the two, null for none. levels: of QR_LEVELS, int8[16]. order: input m is x[order[m]], int32; not of

@@ -100,7 +100,7 @@ def _converse(args: argparse.Namespace, model: str, answer: Answerer) -> int:
 
 
 def _in_process(args: argparse.Namespace, llm: LLM) -> Answerer:
-    params = sampling_params(args, llm.get_default_sampling_params(), None)
+    params = sampling_params(args, llm.engine.config.model_config.generation_defaults, None)
     tools = _tools(args)
     ordinals = itertools.count()
     if tools is not None:

@@ -81,7 +81,9 @@ def _answer(args: argparse.Namespace, prompt: str) -> int:
     with LLM.from_engine_args(from_namespace(args)) as llm:
         as_chat = args.chat or (llm.has_chat_template and not args.raw)
         _check_system_prompt(args, as_chat=as_chat)
-        params = sampling_params(args, llm.get_default_sampling_params(), None if as_chat else RAW_MAX_TOKENS)
+        params = sampling_params(
+            args, llm.engine.config.model_config.generation_defaults, None if as_chat else RAW_MAX_TOKENS
+        )
         way = "answering as in a chat (--raw continues the text)" if as_chat else "continuing the text"
         title = f"{answering(args)}; {way}"
         if as_chat:

@@ -75,8 +75,8 @@ class EngineArgs:
             **dict.fromkeys(("modelopt_fp4", "modelopt_mxfp8", "modelopt_mixed"), "modelopt"),
         },
         refusals={
-            **dict.fromkeys(("marlin", "torchao", "hqq", "aqlm", "quanto"), _ROUNDED),
-            **dict.fromkeys(("nvfp4", "fbgemm_fp8"), _ROUNDED),
+            **dict.fromkeys(("marlin", "hqq", "aqlm", "quanto"), _ROUNDED),
+            "nvfp4": _ROUNDED,
             **dict.fromkeys(("q4_0", "q4_k_m", "q8_0"), _ROUNDED),
         },
     )

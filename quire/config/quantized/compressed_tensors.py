@@ -21,7 +21,7 @@ FORMATS = (
     "mxfp8-quantized",
     "mixed-precision",
 )
-BITS = {"int": (2, 4, 8), "float": (4, 8)}
+BITS = {"int": range(1, 9), "float": (4, 8)}
 """By type."""
 
 
@@ -64,7 +64,7 @@ def _weights_of(keys: Keys, group: Any) -> Mapping[str, Any]:
         keys.refuse("config_groups", "groups that quantise weights")
     bits = weights.get("num_bits")
     if type(bits) is not int or bits not in BITS.get(_type_of(weights), ()):
-        keys.refuse("config_groups", "integers of 2, 4 and 8 bits, and floats of 4 and 8")
+        keys.refuse("config_groups", "integers of 1 to 8 bits, and floats of 4 and 8")
     return weights
 
 
@@ -73,8 +73,10 @@ def _type_of(weights: Mapping[str, Any]) -> str:
 
 
 def _size_of(keys: Keys, weights: Mapping[str, Any]) -> int | None:
-    """Columns that share a scale; None where rows have one."""
-    size = weights.get("group_size")
+    """Columns that share a scale; None where rows have one, or blocks of several rows."""
+    block = weights.get("block_structure")
+    rows, columns = keys.block(block, "config_groups") if block else (None, None)
+    size = columns if rows == 1 else weights.get("group_size")
     if size is not None and type(size) is not int:
         keys.refuse("config_groups", "groups whose group_size is a whole number")
     return size if size is not None and size > 0 else None

@@ -13,6 +13,7 @@ from quire.config.quantized.find import FINDERS, Hints
 from quire.config.quantized.keys import Keys
 from quire.config.quantized.kv_cache import StoredKVCache, read_kv_cache_scheme
 from quire.config.quantized.stored import Headers, Packing, StoredFormat
+from quire.config.quantized.torchao import read_torchao
 from quire.errors import ConfigError, shown
 
 
@@ -60,7 +61,7 @@ def read_quantization(raw: Mapping[str, Any], source: str) -> StoredQuantization
     if reader is None:
         raise ConfigError(
             f"{source}: the weights are quantised by {shown(method)}, as quantization_config says. quire reads "
-            f"{', '.join(sorted(_METHODS))}; use such a checkpoint, or the original with --quantization int8 or int4."
+            f"{', '.join(sorted(METHODS))}; use such a checkpoint, or the original with --quantization int8 or int4."
         )
     known = {"expert_dtype": raw["expert_dtype"]} if "expert_dtype" in raw else {}
     return reader(Keys({**known, **given}, source))
@@ -242,6 +243,10 @@ _MODELOPT = (
 """What the weights are. ModelOpt's name says, too, what inputs may be rounded to, which they are not here."""
 
 
+def _torchao(keys: Keys) -> StoredQuantization:
+    return StoredQuantization(method="torchao", packings=(Packing.TORCHAO,), hints=read_torchao(keys))
+
+
 def _mxfp4(keys: Keys) -> StoredQuantization:
     return StoredQuantization(method="mxfp4", packings=(Packing.MXFP4,))
 
@@ -270,6 +275,7 @@ _METHODS: Mapping[str, Callable[[Keys], StoredQuantization]] = MappingProxyType(
         "fbgemm_fp8": _fbgemm_fp8,
         "mxfp4": _mxfp4,
         "modelopt": _modelopt,
+        "torchao": _torchao,
         "bitsandbytes": _bitsandbytes,
         "bitnet": _bitnet,
         "gguf": _gguf,

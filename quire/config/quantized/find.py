@@ -9,22 +9,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from types import MappingProxyType
 
 from quire.config.gguf.tensor_types import QUANTIZED
+from quire.config.quantized.bitsandbytes import STATE, STORAGE, read_state
 from quire.config.quantized.stored import Header, Headers, Packing, StoredFormat, refuse
 from quire.errors import CheckpointError
 from quire.utils.math import cdiv
 
 WORD_BITS = 32
 """Of the integers that GPTQ, AWQ and compressed-tensors pack values into."""
-BNB_GROUP = 64
-"""bitsandbytes' default; its quant_state says which it is."""
-BNB_STORAGE = {"U8": 1, "I8": 1, "F16": 2, "BF16": 2, "F32": 4}
-"""What its codes may be stored as (bnb_4bit_quant_storage), and how many bytes that is."""
-BNB_STATE = ".quant_state.bitsandbytes__"
 FLOAT8 = "F8_E4M3"
 FLOATS = ("F32", "BF16", "F16")
 TERNARY_ROWS = 4
@@ -121,8 +117,8 @@ def find_awq(name: str, headers: Headers, hints: Hints) -> StoredFormat | None:
 
 
 def find_packed(name: str, headers: Headers, hints: Hints) -> StoredFormat | None:
-    """weight_packed [N, M * bits / 32] I32, weight_scale [N, M / G] or one for all, weight_zero_point
-    [N * bits / 32, M / G] I32, or I8 like the scales."""
+    """weight_packed [N, M * bits / 32] I32, weight_scale [N, M / G], of blocks [N / B, M / C], or one for all,
+    weight_zero_point [N * bits / 32, M / G] I32, or I8 like the scales."""
     roles = ("weight_packed", "weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx")
     tensors = _tensors(name, roles, headers)
     packed = headers(tensors.get("weight_packed", ""))
@@ -130,10 +126,15 @@ def find_packed(name: str, headers: Headers, hints: Hints) -> StoredFormat | Non
         return None
     words, scales = _header(name, tensors, "weight_packed", headers, 2), _header(name, tensors, "weight_scale", headers)
     rows, groups = words.shape[0], 1 if prod(scales.shape) == 1 else scales.shape[-1]
-    if scales.shape not in ((), (1,), (rows, groups)):
+    has_blocks = len(scales.shape) == 2 and prod(scales.shape) > 1 and scales.shape[0] != rows
+    if not has_blocks and scales.shape not in ((), (1,), (1, 1), (rows, groups)):
         raise _odd(name, tensors, headers)
     shape = headers(tensors.get("weight_shape", ""))
-    bits, group_size, columns = _packed_bits(name, words.shape[1], groups, hints, shape)
+    known = None if shape is None or shape.read is None else shape.read()[-1]
+    bits, group_size, columns = _packed_bits(name, words.shape[1], None if has_blocks else groups, hints, known)
+    block_rows = 1
+    if has_blocks:
+        block_rows, group_size = _block_size(name, (rows, columns), (scales.shape[0], groups), hints)
     zeros = headers(tensors.get("weight_zero_point", ""))
     _check_zero_points(name, zeros is not None, hints)
     fits = {"I32": (cdiv(rows * bits, WORD_BITS), groups), "I8": scales.shape}
@@ -147,33 +148,49 @@ def find_packed(name: str, headers: Headers, hints: Hints) -> StoredFormat | Non
         shape=(rows, columns),
         bits=bits,
         group_size=group_size or columns,
+        block_rows=block_rows,
         has_zero_points=zeros is not None and not hints.is_symmetric,
         has_order="weight_g_idx" in tensors,
     )
 
 
-def _packed_bits(name: str, words: int, groups: int, hints: Hints, shape: Header | None) -> tuple[int, int | None, int]:
+def _packed_bits(
+    name: str, words: int, groups: int | None, hints: Hints, known: int | None
+) -> tuple[int, int | None, int]:
     """The bits and the group that the config knows and that the shapes fit, and how many columns that makes.
 
-    Where several schemes fit, weight_shape says the columns.
+    groups: None where scales are of blocks. known: the columns that weight_shape says, which count where several
+    schemes fit, and where values cross words.
     """
-    fitting = _fitting(words, groups, hints, None)
-    if len(fitting) != 1 and shape is not None and shape.read is not None:
-        fitting = _fitting(words, groups, hints, shape.read()[-1])
+    crosses = any(WORD_BITS % bits for bits, _ in hints.schemes)
+    fitting = _fitting(words, groups, hints, known if crosses else None)
+    if len(fitting) != 1 and known is not None:
+        fitting = _fitting(words, groups, hints, known)
+    if known is not None and any(_leaves_bits(words, bits, known) for bits, _ in hints.schemes):
+        raise CheckpointError(
+            f"{name} is packed as compressed-tensors did before 0.20, which left bits of each word empty where values "
+            "do not fill it. Write the checkpoint again with 0.20 or later, or use one of 4 or 8 bits."
+        )
     if len(fitting) == 1:
         return fitting[0]
-    which = "none" if not fitting else "several"
-    raise refuse(name, f"has {groups} groups of scales, which fits {which} of the schemes that config.json lists")
+    which, what = "none" if not fitting else "several", "blocks" if groups is None else f"{groups} groups"
+    raise refuse(name, f"has {what} of scales, which fits {which} of the schemes that config.json lists")
 
 
-def _fitting(words: int, groups: int, hints: Hints, columns: int | None) -> list[tuple[int, int | None, int]]:
+def _fitting(words: int, groups: int | None, hints: Hints, columns: int | None) -> list[tuple[int, int | None, int]]:
     """(bits, group size, columns) of the schemes in which rows of so many words have so many groups."""
     found = {}
     for bits, size in hints.schemes:
         count = words * WORD_BITS // bits if columns is None else columns
-        if cdiv(count * bits, WORD_BITS) == words and groups == (1 if size is None else cdiv(count, size)):
+        fits = size is None if groups is None else groups == (1 if size is None else cdiv(count, size))
+        if fits and cdiv(count * bits, WORD_BITS) == words:
             found[bits, count if size is None else min(size, count)] = bits, size, count
     return list(found.values())
+
+
+def _leaves_bits(words: int, bits: int, columns: int) -> bool:
+    """Whether so many words may have columns of which none crosses from one word into the next."""
+    return WORD_BITS % bits != 0 and words > 1 and words == cdiv(columns, WORD_BITS // bits)
 
 
 def find_int8(name: str, headers: Headers, hints: Hints) -> StoredFormat | None:
@@ -196,6 +213,21 @@ def find_float8(name: str, headers: Headers, hints: Hints) -> StoredFormat | Non
     if weight is None or weight.dtype != FLOAT8:
         return None
     return _by_scales(name, Packing.FLOAT8, tensors, headers, hints, is_float8=True)
+
+
+def find_torchao(name: str, headers: Headers, hints: Hints) -> StoredFormat | None:
+    """_weight_qdata [N, M] I8 or F8_E4M3, _weight_scale and _weight_zero_point: the same under other names."""
+    layer = name.removesuffix("weight")
+    stored = {f"{layer}weight": f"{layer}_weight_qdata"}
+    stored |= {f"{layer}{role}": f"{layer}_{role}" for role in ("weight_scale", "weight_zero_point")}
+
+    def renamed(asked: str) -> Header | None:
+        return headers(stored[asked]) if asked in stored else None
+
+    found = find_int8(name, renamed, hints) or find_float8(name, renamed, hints)
+    if found is None:
+        return None
+    return replace(found, packing=Packing.TORCHAO, tensors={role: stored[at] for role, at in found.tensors.items()})
 
 
 def _by_scales(
@@ -303,7 +335,7 @@ def find_float4(name: str, headers: Headers, hints: Hints) -> StoredFormat | Non
 def find_bitsandbytes(name: str, headers: Headers, hints: Hints) -> StoredFormat | None:
     """4 bits: weight [N * M / 2, 1] U8 with .absmax, .quant_map, .quant_state...; 8 bits: weight [N, M] I8, SCB [N]."""
     layer = name.removesuffix("weight")
-    states = (f"{name}{BNB_STATE}{kind}" for kind in ("nf4", "fp4"))
+    states = (f"{name}{STATE}{kind}" for kind in ("nf4", "fp4"))
     state = next((state for state in states if headers(state) is not None), None)
     if state is not None:
         return _bnb_4bit(name, state, headers, hints)
@@ -329,16 +361,23 @@ def _bnb_4bit(name: str, state: str, headers: Headers, hints: Hints) -> StoredFo
     tensors |= {role: f"{name}.{role}" for role in roles if headers(f"{name}.{role}") is not None}
     for role in ("absmax", "quant_map", *(role for role in roles[2:] if role in tensors)):
         _header(name, tensors, role, headers)
-    weight = _header(name, tensors, "weight", headers, dtypes=tuple(BNB_STORAGE))
+    weight = _header(name, tensors, "weight", headers, dtypes=tuple(STORAGE))
+    header = _header(name, tensors, "quant_state", headers, 1)
+    if header.read is None:
+        raise refuse(name, f"has a quant_state of {prod(header.shape)} bytes")
+    kept = read_state(name, bytes(header.read()))
+    count = 2 * STORAGE[weight.dtype] * prod(weight.shape)
+    if prod(kept.shape) != count:
+        raise refuse(name, f"has a quant_state for the shape {list(kept.shape)} and {count} codes")
     if ("nested_absmax" in tensors) != ("nested_quant_map" in tensors):
         raise refuse(name, "has nested scales, of which nested_absmax or nested_quant_map is missing")
     return StoredFormat(
         name=name,
         packing=Packing.BNB_4BIT,
         tensors=tensors,
-        shape=(2 * BNB_STORAGE[weight.dtype] * prod(weight.shape),),
+        shape=kept.shape,
         bits=4,
-        group_size=BNB_GROUP,
+        group_size=kept.group_size,
         has_levels=True,
     )
 
@@ -422,6 +461,7 @@ FINDERS: Mapping[Packing, Find] = MappingProxyType(
         Packing.PACKED: find_packed,
         Packing.INT8: find_int8,
         Packing.FLOAT8: find_float8,
+        Packing.TORCHAO: find_torchao,
         Packing.MXFP4: find_mxfp4,
         Packing.FLOAT4: find_float4,
         Packing.BITLINEAR: find_bitlinear,
@@ -432,7 +472,7 @@ FINDERS: Mapping[Packing, Find] = MappingProxyType(
     }
 )
 
-_MARKS = (".qweight", ".weight_packed", ".weight_scale")
+_MARKS = (".qweight", ".weight_packed", ".weight_scale", "._weight_qdata")
 """Endings of tensors that only quantised weights have."""
 _BYTES = ("I8", "U8", FLOAT8)
 _LAYER_WEIGHT = re.compile(r"\.\d+\..*\.weight$")
@@ -445,8 +485,8 @@ def weights_in(headers: Iterable[tuple[str, Header]], *, rounds: bool = False) -
     rounds: plain weights are rounded while they are read.
     """
     for name, header in headers:
-        if BNB_STATE in name:
-            yield name.partition(BNB_STATE)[0]
+        if STATE in name:
+            yield name.partition(STATE)[0]
         elif name.endswith("_blocks"):
             yield name.removesuffix("_blocks")
         elif name.endswith(_MARKS):

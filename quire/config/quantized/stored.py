@@ -18,7 +18,7 @@ class Header:
     """As safetensors spells it."""
     shape: tuple[int, ...]
     read: Callable[[], tuple[int, ...]] | None = field(default=None, compare=False)
-    """Its few numbers, of a tensor that has the shape of another."""
+    """Its few numbers, of a tensor that says how another is stored."""
 
 
 Headers = Callable[[str], Header | None]
@@ -33,6 +33,7 @@ class Packing(StrEnum):
     PACKED = "compressed-tensors pack-quantized"
     INT8 = "compressed-tensors int-quantized"
     FLOAT8 = "FP8"
+    TORCHAO = "torchao"
     MXFP4 = "MXFP4"
     FLOAT4 = "MXFP4 or NVFP4"
     BITLINEAR = "BitLinear"
@@ -72,13 +73,12 @@ class StoredFormat:
 
     @property
     def kept_bits(self) -> int:
-        """What a value takes once it is unpacked.
-
-        GGUF's types and ternary weights keep their bits. Of others three bits take four, and so do two where a row has
-        one scale.
-        """
-        has_own = self.packing is Packing.GGUF or self.is_ternary or self.bits > 3
-        return self.bits if has_own or (self.bits == 2 and self.group_size < self.shape[-1]) else 4
+        """What a value takes once it is unpacked: its bits, but four for one bit, eight for seven, and four for two
+        where a row that is not ternary has one scale."""
+        if self.is_ternary or self.packing is Packing.GGUF:
+            return self.bits
+        two = 2 if self.group_size < self.shape[-1] else 4
+        return {1: 4, 2: two, 7: 8}.get(self.bits, self.bits)
 
     @property
     def kept_as(self) -> str | None:

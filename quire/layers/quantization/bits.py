@@ -9,15 +9,16 @@ from torch import Tensor
 
 
 def fields(words: Tensor, bits: int) -> Tensor:
-    """The fields of integers; those of three bits lie in three words of 32.
+    """The fields of integers; those that cross words of 32 fill as many words as they have bits.
 
-    Shapes: words [..., K] -> [..., K, F] uint8, F being 8 * bytes of a word / bits; of three bits [..., K / 3, 32].
+    Shapes: words [..., K] -> [..., K, F] uint8, F being 8 * bytes of a word / bits; where fields cross words
+    [..., K / bits, 32], the last of which may be filled up.
     """
     stored = words.flatten().view(torch.uint8).view(*words.shape, words.element_size())
     if bits == 8:
         return stored
-    if bits == 3:
-        return _threes(stored)
+    if 8 % bits:
+        return _crossing(stored, bits)
     per_byte = 8 // bits
     out = torch.empty(*stored.shape, per_byte, dtype=torch.uint8)
     for place in range(per_byte):
@@ -25,15 +26,16 @@ def fields(words: Tensor, bits: int) -> Tensor:
     return out.flatten(-2)
 
 
-def _threes(stored: Tensor) -> Tensor:
-    """Values of three bits, which cross bytes and words: eight of three bytes, as GPTQ packs 32 into three words.
+def _crossing(stored: Tensor, bits: int) -> Tensor:
+    """Values that cross bytes and words: eight of as many bytes as a value has bits.
 
-    Shapes: stored [..., K, 4], K a multiple of 3 -> [..., K / 3, 32].
+    Shapes: stored [..., K, 4] -> [..., K / bits, 32].
     """
     front = stored.shape[:-2]
-    triples = stored.reshape(*front, -1, 3).int()
-    together = triples[..., 0] | triples[..., 1] << 8 | triples[..., 2] << 16
-    eights = torch.stack([together >> 3 * place & 7 for place in range(8)], dim=-1)
+    filled = torch.nn.functional.pad(stored, (0, 0, 0, -stored.shape[-2] % bits))
+    parts = filled.reshape(*front, -1, bits).long()
+    together = sum((parts[..., place] << 8 * place for place in range(bits)), start=torch.zeros_like(parts[..., 0]))
+    eights = torch.stack([together >> bits * place & (1 << bits) - 1 for place in range(8)], dim=-1)
     return eights.to(torch.uint8).view(*front, -1, 32)
 
 

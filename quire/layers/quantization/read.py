@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -15,7 +14,7 @@ from quire.errors import ConfigError
 from quire.layers.quantization.unpack import UNPACK
 from quire.layers.weights import Rows, ShardSpec, WeightReader
 from quire.ops.contracts.operands import QuantizedRows, StoredRows
-from quire.utils.math import round_up
+from quire.utils.math import cdiv
 
 
 def read_rows(
@@ -53,11 +52,10 @@ def stored_names(weights: WeightReader, quantization: StoredQuantization | None,
 
 def _of_shape(found: StoredFormat, shape: tuple[int, ...]) -> StoredFormat:
     """The format, without what fills up the last word of packed rows. Raises: CheckpointError for another shape."""
-    fits = math.prod(shape) == math.prod(found.shape) if found.packing is Packing.BNB_4BIT else shape == found.shape
-    if fits:
+    if shape == found.shape:
         return found
     columns = shape[-1]
-    filled = round_up(columns, WORD_BITS // found.bits)
+    filled = cdiv(columns * found.bits, WORD_BITS) * WORD_BITS // found.bits
     if found.packing is Packing.PACKED and (*shape[:-1], filled) == found.shape:
         return replace(found, shape=shape, group_size=min(found.group_size, columns))
     raise refuse(found.name, f"has shape {list(found.shape)}, but config.json asks for {list(shape)}")

@@ -97,6 +97,10 @@ def _float8(format: StoredFormat, stored: Stored) -> QuantizedRows:
     return _grouped(format, stored["weight"], _of_rows(format, _numbers(scales)), None)
 
 
+def _torchao(format: StoredFormat, stored: Stored) -> QuantizedRows:
+    return _float8(format, stored) if format.is_float8 else _int8(format, stored)
+
+
 def _of_rows(format: StoredFormat, stored: Tensor) -> Tensor:
     """One for each row and group, from one for all, for each row, for groups, or for blocks. Shapes: -> [N, M / G]."""
     rows = format.shape[0]
@@ -191,6 +195,7 @@ UNPACK: Mapping[Packing, Unpack] = MappingProxyType(
         Packing.PACKED: _packed,
         Packing.INT8: _int8,
         Packing.FLOAT8: _float8,
+        Packing.TORCHAO: _torchao,
         Packing.MXFP4: _mxfp4,
         Packing.FLOAT4: _float4,
         Packing.BITLINEAR: unpack_bitlinear,

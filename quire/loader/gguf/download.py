@@ -18,7 +18,7 @@ from quire.config.gguf.header import GgufHeader, GgufProblem, GgufTensor, read_g
 from quire.config.gguf.tensor_types import PLAIN, QUANTIZED
 from quire.errors import CheckpointError, ConfigError
 from quire.loader.gguf.repository import DEFAULT_TAG, RepositoryModel, choose, find, models_in
-from quire.loader.hub_library import hub_library
+from quire.loader.hub_library import fetching, hub_library
 from quire.loader.model_impl import check_runs
 from quire.loader.names import HubName
 from quire.loader.resume import fetch_files, headers_for
@@ -118,7 +118,8 @@ def fetch_headers(repository: str, files: Sequence[str], commit: str, directory:
     for path, file in zip(paths, files, strict=True):
         url = hub_library().hf_hub_url(repository, file, revision=commit)
         try:
-            _fetch_header(_Remote(url), path)
+            with fetching(repository, file):
+                _fetch_header(_Remote(url), path)
         except GgufProblem as problem:
             raise CheckpointError(f"{repository}/{file}: {problem}") from None
     return paths[0]

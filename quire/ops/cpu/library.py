@@ -18,7 +18,7 @@ from quire import envs
 from quire.errors import ConfigError, EngineError
 from quire.platforms.cores import memory_nodes, usable_cores
 
-ABI_VERSION: Final = 22
+ABI_VERSION: Final = 23
 FILE_NAME: Final = "libquire_cpu.so"
 BUILT_FOR: Final = (("Linux", "x86_64"), ("Linux", "aarch64"))
 """System and processor, as `platform` and CMakeLists.txt name them."""

@@ -197,7 +197,7 @@ class _Reply:
         return self._service.engine.config.model_config.arch.vocab_size if asked == -1 else asked
 
     def _max_tokens(self) -> int | None:
-        """As asked; 16 when the field is left out, all that fits when it is null."""
+        """As asked; 16 when the field is left out; null is the model's own limit, or all that fits."""
         return self._body.max_tokens if "max_tokens" in self._body.model_fields_set else DEFAULT_MAX_TOKENS
 
     def _prompt_logprobs(self) -> int | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -142,13 +144,20 @@ def _shown(service: Service, name: str) -> Shown:
     }
     return {
         "modelfile": f"FROM {name}\n",
-        "parameters": "\n".join(f"{option} {value}" for option, value in model.generation_defaults.items()),
+        "parameters": "\n".join(_parameters(model.generation_defaults)),
         "template": _template(service),
         "details": _details(service),
         "model_info": info,
         "capabilities": _capabilities(service),
         "modified_at": _made_at(service),
     }
+
+
+def _parameters(defaults: Mapping[str, Any]) -> Iterator[str]:
+    """Lines of a Modelfile: a list has one for each of its texts."""
+    for option, value in defaults.items():
+        for one in value if isinstance(value, list) else [value]:
+            yield f"{option} {json.dumps(one) if isinstance(one, str) else one}"
 
 
 def _capabilities(service: Service) -> list[str]:

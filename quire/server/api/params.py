@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from quire.config.generation_keys import over_defaults
 from quire.errors import shown
 from quire.sampling_params import RequestOutputKind, SamplingParams
 from quire.server.api.output_form import Form, form_of
@@ -184,8 +185,7 @@ def sampling_params(
     if body.stop is not None:
         _check_stop(body.stop)
     form = form or form_of(body.structured_outputs)
-    values = {
-        **(service.engine.config.model_config.generation_defaults if draws else {"temperature": 0.0}),
+    own = {
         **given,
         **branching,
         "max_tokens": max_tokens,
@@ -195,6 +195,8 @@ def sampling_params(
         "detokenize": service.engine.tokenizer is not None,
         "output_kind": RequestOutputKind.DELTA if stream else RequestOutputKind.FINAL_ONLY,
     }
+    defaults = service.engine.config.model_config.generation_defaults if draws else {"temperature": 0.0}
+    values = over_defaults(defaults, own)
     if form is None:
         return SamplingParams(**values)
     with form.named():

@@ -303,6 +303,7 @@ void fill_integers(Kernels& kernels) {
 // Those whose values are looked up or put together from two places, and those with nested scales.
 template <template <class> class Way>
 void fill_codes(Kernels& kernels) {
+  fill_large_groups<Way, Int3>(kernels.gemm_int3);
   fill_small_groups<Way, Int5>(kernels.gemm_int5);
   fill_small_groups<Way, Int6>(kernels.gemm_int6);
   fill_groups<Way, Levels>(kernels.gemm_levels);

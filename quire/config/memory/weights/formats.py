@@ -52,7 +52,7 @@ INTEGERS = {1: Codes.INT4, 2: Codes.INT2, 3: Codes.INT3, 4: Codes.INT4, 5: Codes
 GROUPS_OF: Mapping[Codes, tuple[int, ...]] = {
     Codes.INT6: (32, 16),
     Codes.INT5: (32, 16),
-    Codes.INT3: (),
+    Codes.INT3: (128, 64, 32),
     Codes.INT2: (128, 64, 32),
 }
 """With scales that are not nested, where they are not all of `GROUPS`."""

@@ -121,12 +121,8 @@ def _is_table(arch: ModelArch, format: StoredFormat) -> bool:
 def _saved_bytes(arch: ModelArch, format: StoredFormat, dtype: str, *, ops: str, isa: str) -> int:
     """What a quantised weight takes less than a plain one, at the least; reference ops keep it in float32."""
     kept = "float32" if ops == "reference" else format.kept_as or dtype
-    if len(format.shape) == 1:  # bitsandbytes: its columns are not in the headers
-        shape = LinearShape(parts=(format.shape[0] // format.group_size,), in_features=format.group_size)
-        count = 1
-    else:
-        *stacked, rows, columns = format.shape
-        shape, count = LinearShape(parts=(rows,), in_features=columns), math.prod(stacked)
+    *stacked, rows, columns = format.shape
+    shape, count = LinearShape(parts=(rows,), in_features=columns), math.prod(stacked)
     order = 4 * shape.in_features if format.has_order and ops != "reference" else 0
     plain = packed_bytes(shape, dtype, ops=ops, isa=isa)
     names = arch.family.names
