@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable
 
 from quire.message_formats.reader import MAX_DEPTH, Malformed, Reader, Steps
+from quire.utils.json_text import is_json
 
 Tell = Callable[[str], None]
 """Takes the next piece of JSON."""
@@ -42,9 +43,10 @@ def json_of_literal(text: str) -> str | None:
 class Literals:
     """Reads values: texts, numbers, True, False, None, and lists, tuples and dicts of such."""
 
-    def __init__(self, reader: Reader, stops: tuple[str, ...] = ()) -> None:
-        """`stops`: what no text holds."""
+    def __init__(self, reader: Reader, stops: tuple[str, ...] = (), *, are_inside: bool = False) -> None:
+        """`stops`: what no text holds. `are_inside`: something follows a value, so that at the end it may be cut."""
         self._reader = reader
+        self._are_inside = are_inside
         self._stops = stops
 
     def read(self, tell: Tell, depth: int = 0) -> Steps[None]:
@@ -67,7 +69,10 @@ class Literals:
                 self._reader.skip(1)
                 yield from self._dict(tell, depth)
             case _:
-                tell(_atom((yield from self._reader.matching(_ATOM))))
+                atom = yield from self._reader.matching(_ATOM)
+                if self._are_inside and not (yield from self._reader.peek()):
+                    raise Malformed
+                tell(_atom(atom, may_be_beyond=self._are_inside))
 
     def _items(self, tell: Tell, end: str, depth: int) -> Steps[tuple[int, bool]]:
         """How many items there are, and whether a comma follows the last one."""
@@ -136,7 +141,8 @@ class Literals:
             tell((yield from _escape(self._reader)))
 
 
-def _atom(text: str) -> str:
+def _atom(text: str, *, may_be_beyond: bool) -> str:
+    """One of the names, or a number. One that no float holds is left to whoever checks the whole."""
     if text in NAMES:
         return NAMES[text]
     if not _NUMBER.fullmatch(text):
@@ -145,9 +151,9 @@ def _atom(text: str) -> str:
     if re.fullmatch("-?[0-9]+", text):
         return text
     number = float(text)
-    if not math.isfinite(number):
+    if not (math.isfinite(number) or (may_be_beyond and is_json(text))):
         raise Malformed
-    return json.dumps(number)
+    return json.dumps(number) if math.isfinite(number) else text
 
 
 def _escape(reader: Reader) -> Steps[str]:
@@ -159,6 +165,9 @@ def _escape(reader: Reader) -> Steps[str]:
     if digits and len(digits) == _CODES[letter] and re.fullmatch("[0-9a-fA-F]*", digits):
         reader.skip(1 + len(digits))
         return _code(int(digits, 16))
+    if letter in _CODES and len(digits) < _CODES[letter]:  # the output ends here
+        reader.skip(1 + len(digits))
+        raise Malformed
     if letter in _ESCAPES:
         reader.skip(1)
         return _ESCAPES[letter]

@@ -230,9 +230,9 @@ class Reader:
                 self._one(on_piece)
                 return
             pair = yield from self.peek(2)
-            if len(pair) < 2:
+            self._at += len(pair)
+            if len(pair) < 2:  # the end cuts an escape, which is part of what was begun
                 raise Malformed
-            self._at += 2
             on_piece(pair)
 
 

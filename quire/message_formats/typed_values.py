@@ -11,7 +11,7 @@ from urllib.parse import unquote
 from quire.message_formats.literals import json_of_literal
 from quire.message_formats.reader import SPACE
 from quire.message_formats.tools import Tool
-from quire.utils.json_text import loads
+from quire.utils.json_text import is_json, loads
 
 ANY = frozenset({"string", "number", "integer", "boolean", "null", "array", "object"})
 MAX_HOPS = 16
@@ -32,18 +32,21 @@ class ValueType:
         """Every value is a text."""
         return self.kinds == {"string"}
 
-    def json(self, text: str) -> str:
+    def json(self, text: str, *, is_kept: bool = False) -> str:
         """The value that a text stands for, as JSON.
 
         A text stays one where only texts are allowed. Else it is JSON or a value of Python if it can be read as what is
-        allowed. What can be read as nothing stays a text: a wrong value is for the tool to refuse.
+        allowed. What can be read as nothing stays a text: a wrong value is for the tool to refuse. `is_kept`: a
+        grammar has written it, so where no text is allowed, it is JSON, also with a number that no float holds.
         """
         if self.is_text or text in self.texts:
             return json.dumps(text, ensure_ascii=False)
         spelled = _as_json(text.strip(SPACE))
         if spelled is not None and _kinds_of(json.loads(spelled)) & self.kinds - {"string"}:
             return spelled
-        return json.dumps(text, ensure_ascii=False) if spelled is None or "string" in self.kinds else spelled
+        if "string" not in self.kinds and (spelled is not None or (is_kept and is_json(text))):
+            return spelled or text
+        return json.dumps(text, ensure_ascii=False)
 
 
 def parameter_schema(tool: Tool | None, name: str) -> Any:
@@ -59,7 +62,7 @@ def parameter_schema(tool: Tool | None, name: str) -> Any:
 def property_schema(schema: Any, name: str, root: Mapping[str, Any]) -> Any:
     """The schema of a property, by the first of the schemas in `schema` that has one; true where none has."""
     others: list[Any] = []
-    for one in _alternatives(schema, root):
+    for one in alternatives(schema, root):
         listed = one.get("properties")
         if isinstance(listed, Mapping) and name in listed:
             return listed[name]
@@ -70,10 +73,10 @@ def property_schema(schema: Any, name: str, root: Mapping[str, Any]) -> Any:
 
 def item_schema(schema: Any, _: str, root: Mapping[str, Any]) -> Any:
     """The schema of an array's items, by the first of the schemas in `schema` that has one; true where none has."""
-    return next((one["items"] for one in _alternatives(schema, root) if isinstance(one.get("items"), Mapping)), True)
+    return next((one["items"] for one in alternatives(schema, root) if isinstance(one.get("items"), Mapping)), True)
 
 
-def _alternatives(schema: Any, root: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+def alternatives(schema: Any, root: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     """A schema and those inside its anyOf, oneOf and allOf."""
     waiting, known = [schema], set[int]()
     while waiting:

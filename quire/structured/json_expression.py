@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from quire.structured.json_schema import EXACT, MAX_BOUND, JsonSchema
+from quire.structured.regex import translated
 
 WHITE_SPACE = r"(\n {0,16}| )"
 """Between two tokens of JSON: a space, or a new line with its indentation. So every output of a schema that is bounded
@@ -29,6 +30,8 @@ _HOUR = "(?:[01][0-9]|2[0-3]):[0-5][0-9]"
 _TIME = rf"{_HOUR}:[0-5][0-9](?:\.[0-9]+)?(?:[zZ]|[+-]{_HOUR})"
 _DATES = {"date": f"^{_DATE}$", "time": f"^{_TIME}$", "date-time": f"^{_DATE}[tT]{_TIME}$"}
 """Values of `format` as patterns. The library would take 29 February of any year, and second 60 of any minute."""
+FAR = 10**18
+"""From here on the library keeps a bound only beside one on the other side."""
 _ESCAPES = 'nrbtf\\"'
 """Those with which every text has one spelling."""
 _BOUNDS = (("minimum", "exclusiveMinimum", math.inf), ("maximum", "exclusiveMaximum", -math.inf))
@@ -45,11 +48,20 @@ def with_options(schema: JsonSchema, options: Mapping[str, Any]) -> dict[str, An
     schema.without_neutral()
     nodes = [node.schema for node in schema.nodes if isinstance(node.schema, dict)]
     for node in nodes:
+        _translate_patterns(node)
         _spell_out_dates(node)
         _round_bounds(node)
     escapes = {"json_allowed_escapes": _ESCAPES} if any(map(_has_names_beside_others, nodes)) else {}
     root: dict[str, Any] = schema.root if isinstance(schema.root, dict) else {"allOf": [schema.root]}
     return {**root, "x-guidance": {**options, **escapes}}
+
+
+def _translate_patterns(schema: dict[str, Any]) -> None:
+    if "pattern" in schema:
+        schema["pattern"] = translated(schema["pattern"], ValueError)
+    if "patternProperties" in schema:
+        named = schema["patternProperties"].items()
+        schema["patternProperties"] = {translated(name, ValueError): one for name, one in named}
 
 
 def _spell_out_dates(schema: dict[str, Any]) -> None:
@@ -74,6 +86,9 @@ def _round_bounds(schema: dict[str, Any]) -> None:
         if abs(schema.get(keyword, 0)) >= EXACT:
             bound = tightest(_rounded(schema[keyword], inward), -math.copysign(MAX_BOUND, inward))
             schema[keyword] = int(bound)  # of which the library loses no digits
+    for keyword, other, sign in (("minimum", "maximum", 1), ("maximum", "minimum", -1)):
+        if sign * schema.get(keyword, 0) >= FAR:
+            schema.setdefault(other, sign * MAX_BOUND)
 
 
 def _rounded(bound: float, inward: float, *, is_open: bool = False) -> float:

@@ -11,12 +11,13 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from decimal import Decimal
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 from urllib.parse import unquote
 
 from quire.errors import InvalidParameter, shown
 from quire.structured.params import MAX_DEPTH, PLACE
+from quire.structured.regex import translated
 from quire.utils.json_text import is_beyond, no_constant
 
 MAX_NODES = 50_000
@@ -123,6 +124,10 @@ class Node:
     pointer: str
 
 
+Fault = tuple[str, InvalidParameter]
+"""A keyword that cannot be kept, and the error that says why."""
+
+
 def refusal(field: str, pointer: str, why: str) -> InvalidParameter:
     """The error for a part of a schema that a field of a request holds."""
     return InvalidParameter(f"{field}: {shown(pointer) if pointer else 'the schema'}: {why}", parameter=field)
@@ -197,10 +202,8 @@ class JsonSchema:
         """
         for node in self.nodes:
             if isinstance(node.schema, dict):
-                self._check_keywords(node)
-                self._check_least(node)
-                self._check_bounds(node)
-                self._check_constants(node)
+                for _, error in self.unkept(node):
+                    raise error
         self._check_references()
         self._check_recursion()
 
@@ -230,45 +233,56 @@ class JsonSchema:
                 known.update(id(one.schema) for one in new)
                 self.nodes += new
 
-    def _check_keywords(self, node: Node) -> None:
+    def unkept(self, node: Node) -> Iterator[Fault]:
+        """Keywords of a schema, not of those inside it, that cannot be kept, and why."""
+        wrong = dict(self._wrong(node))
+        yield from wrong.items()
+        others = Node({key: value for key, value in node.schema.items() if key not in wrong}, node.pointer)
+        for faults in (self._least, self._bounds, self._constants, self._patterns):
+            yield from faults(others)
+
+    def _wrong(self, node: Node) -> Iterator[Fault]:
+        """Keywords that are not supported, and those whose values are of another kind."""
         for keyword, value in node.schema.items():
             place = _below(node.pointer, keyword)
             if keyword in REFUSED:
                 if value not in _NEUTRAL.get(keyword, ()):
-                    raise refusal(self.field, place, f"{keyword} is not supported; {REFUSED[keyword]}")
+                    yield keyword, refusal(self.field, place, f"{keyword} is not supported; {REFUSED[keyword]}")
             elif keyword in KEPT:
                 words, fits = _WANTS[KEPT[keyword]]
                 if not fits(value):
-                    raise refusal(self.field, place, f"{keyword} must be {words}, got {shown(value)}")
+                    yield keyword, refusal(self.field, place, f"{keyword} must be {words}, got {shown(value)}")
 
-    def _check_least(self, node: Node) -> None:
-        """Refuse a least number of properties that one name written twice would seem to reach."""
+    def _least(self, node: Node) -> Iterator[Fault]:
+        """A least number of properties that one name written twice would seem to reach."""
         least, required = node.schema.get("minProperties", 0), set(node.schema.get("required", ()))
         if least > len(required) + 1:
-            raise refusal(
-                self.field,
-                _below(node.pointer, "minProperties"),
-                f"an output may repeat a name, so {least} different ones are kept only where {least - 1} are required",
-            )
+            why = f"an output may repeat a name, so {least} different ones are kept only where {least - 1} are required"
+            yield "minProperties", refusal(self.field, _below(node.pointer, "minProperties"), why)
 
-    def _check_bounds(self, node: Node) -> None:
-        """Refuse bounds behind which the library knows no number: it would write one before them."""
+    def _bounds(self, node: Node) -> Iterator[Fault]:
+        """Bounds behind which the library knows no number: it would write one before them."""
         for keyword, sign in (("minimum", 1), ("exclusiveMinimum", 1), ("maximum", -1), ("exclusiveMaximum", -1)):
-            if sign * node.schema.get(keyword, 0) > MAX_BOUND:
-                raise refusal(
-                    self.field,
-                    _below(node.pointer, keyword),
-                    f"no number beyond {sign * MAX_BOUND} is kept where numbers have bounds; "
-                    f"got {shown(node.schema[keyword])}",
-                )
+            bound = node.schema.get(keyword, 0)
+            if sign * bound > MAX_BOUND - keyword.startswith("exclusive"):
+                why = f"no number beyond {sign * MAX_BOUND} is kept where numbers have bounds; got {shown(bound)}"
+                yield keyword, refusal(self.field, _below(node.pointer, keyword), why)
 
-    def _check_constants(self, node: Node) -> None:
-        """Refuse numbers of which the library would write the neighbour."""
+    def _constants(self, node: Node) -> Iterator[Fault]:
+        """Numbers of which the library would write the neighbour."""
         for keyword in ("const", "enum"):
             for pointer, value in _values(_below(node.pointer, keyword), node.schema.get(keyword)):
                 if _is_number(value) and not _is_exact(value):
                     why = "has digits that would be lost: it is read as a float. Use a string or fewer digits"
-                    raise refusal(self.field, pointer, f"{shown(value)} {why}")
+                    yield keyword, refusal(self.field, pointer, f"{shown(value)} {why}")
+
+    def _patterns(self, node: Node) -> Iterator[Fault]:
+        """Patterns that the library would take for others."""
+        for keyword, pattern, pointer in _patterns_in(node):
+            try:
+                translated(pattern, partial(refusal, self.field, pointer))
+            except InvalidParameter as error:
+                yield keyword, error
 
     def _check_references(self) -> None:
         for node in self.nodes:
@@ -353,6 +367,14 @@ class JsonSchema:
             else:
                 return None
         return found if isinstance(found, (dict, bool)) else None
+
+
+def _patterns_in(node: Node) -> Iterator[tuple[str, str, str]]:
+    """The regular expressions of a schema, not of those inside it: keyword, pattern, JSON pointer."""
+    if "pattern" in node.schema:
+        yield "pattern", node.schema["pattern"], _below(node.pointer, "pattern")
+    for name in node.schema.get("patternProperties", ()):
+        yield "patternProperties", name, _below(_below(node.pointer, "patternProperties"), name)
 
 
 def _known(schema: Any, ends: set[int]) -> bool:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from llguidance import StructTag, regex_to_lark
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
-from quire.errors import UnsupportedFeature
+from quire.errors import InvalidParameter, UnsupportedFeature
 from quire.structured.grammar import Grammar
 from quire.structured.json_expression import OPTIONS, WHITE_SPACE, json_expression, with_options
 from quire.structured.json_schema import JsonSchema, parse_json, refusal
 from quire.structured.params import PLACE, StructuredOutputsParams
+from quire.structured.regex import json_space, translated
 
 _OPTIONS = '%llguidance {"no_forcing": true}'
 """Every spelling of a text in tokens is allowed. Otherwise the library allows only one where a text has no alternative,
@@ -44,11 +47,14 @@ def _of_schema(schema: JsonSchema, params: StructuredOutputsParams) -> str:
     return f"start: {json_expression(schema, _options(params))}"
 
 
-def _options(params: StructuredOutputsParams) -> dict[str, Any]:
+def _options(params: StructuredOutputsParams) -> Mapping[str, Any]:
     if params.disable_any_whitespace:
         others = {name: value for name, value in OPTIONS.items() if name != "whitespace_pattern"}
         return {"whitespace_flexible": False, **others}
-    return {**OPTIONS, "whitespace_pattern": params.whitespace_pattern or WHITE_SPACE}
+    own = params.whitespace_pattern
+    return (
+        {**OPTIONS, "whitespace_pattern": json_space(own, partial(_refused, "whitespace_pattern"))} if own else OPTIONS
+    )
 
 
 def _close(schema: JsonSchema) -> None:
@@ -59,8 +65,13 @@ def _close(schema: JsonSchema) -> None:
 
 
 def _of_regex(params: StructuredOutputsParams) -> str:
-    pattern = regex_to_lark(str(params.regex), use_ascii="")  # as in Python
+    pattern = translated(str(params.regex), partial(_refused, "regex"))
+    pattern = regex_to_lark(pattern, use_ascii="")  # as in Python
     return f"start: /{pattern}/"
+
+
+def _refused(name: str, why: str) -> InvalidParameter:
+    return InvalidParameter(f"{PLACE}.{name}: {why}", parameter=f"{PLACE}.{name}")
 
 
 def _of_choice(params: StructuredOutputsParams) -> str:

@@ -7,6 +7,7 @@ by `checker`.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
@@ -24,6 +25,9 @@ MAX_WHITESPACE_PATTERN = 256
 MAX_DEPTH = 64
 """Of JSON inside JSON."""
 PLACE = "structured_outputs"
+_SPACE = r"(?:[ \t\r\n]|\\[trns ]|\\x20)"
+_WHITE_SPACE = re.compile(rf"(?:{_SPACE}|\[{_SPACE}+\]|\(\?:|[()|*+?]|\{{[0-9,]*\}})*")
+_WHITE_SPACE_WORDS = r"a regular expression of JSON's white space: spaces, \t, \r, \n, \s for any of them"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +55,7 @@ class StructuredOutputsParams:
     disable_additional_properties: bool = False
     """Objects have no properties but those that their schema lists, unless it says otherwise."""
     whitespace_pattern: str | None = None
-    """A regular expression for what may stand where JSON allows white space."""
+    """A regular expression for what may stand where JSON allows white space; of nothing but such."""
 
     def __post_init__(self) -> None:
         given = [name for name in KINDS if getattr(self, name) is not None]
@@ -71,6 +75,8 @@ class StructuredOutputsParams:
         pattern = self.whitespace_pattern
         if pattern is not None:
             _read_text("whitespace_pattern", pattern, MAX_WHITESPACE_PATTERN)
+            if not _WHITE_SPACE.fullmatch(pattern):
+                raise _wrong("whitespace_pattern", _WHITE_SPACE_WORDS, pattern)
             if self.disable_any_whitespace:
                 raise InvalidParameter(
                     f"{PLACE}: whitespace_pattern has no effect with disable_any_whitespace; leave one of them out",

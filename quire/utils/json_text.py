@@ -37,6 +37,15 @@ def loads(text: str, *, strict: bool = True) -> Any:
     return json.loads(text, strict=strict, parse_constant=no_constant, parse_float=finite)
 
 
+def is_json(text: str) -> bool:
+    """Whether a text is JSON, whatever its numbers are."""
+    try:
+        json.loads(text, parse_constant=no_constant, parse_int=str, parse_float=str)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
 def is_beyond(value: object) -> bool:
     """Whether a value is a number that is infinite as a float, or none."""
     if isinstance(value, int) and value.bit_length() > 1023:

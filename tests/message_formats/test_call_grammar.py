@@ -203,11 +203,19 @@ UNKEPT: list[tuple[Any, str]] = [
     ({"type": "array", "uniqueItems": True}, "'#/properties/a~1b/uniqueItems'"),
     ({"type": "string", "format": "color"}, "'#/properties/a~1b/format'"),
     ({"if": {}, "then": {}}, "'#/properties/a~1b/if'"),
+    ({"type": "int"}, "'#/properties/a~1b/type'"),
+    ({"type": "string", "required": True}, "'#/properties/a~1b/required'"),
+    ({"type": "string", "minLength": -1}, "'#/properties/a~1b/minLength'"),
+    ({"type": "integer", "minimum": 10**19}, "'#/properties/a~1b/minimum'"),
+    ({"type": "string", "pattern": "(?=a)b"}, "'#/properties/a~1b/pattern'"),
+    ({"type": "object", "patternProperties": {"a++": {}}}, "'#/properties/a~1b/patternProperties/a++'"),
+    ({"enum": []}, "'#/properties/a~1b/enum'"),
+    ({"enum": [1, 2**60 + 1]}, "'#/properties/a~1b/enum/1'"),
+    ({"const": {"b": 0.1234567890123456789}}, "'#/properties/a~1b/const/b'"),
 ]
 IMPOSSIBLE: list[tuple[Any, str]] = [
-    ({"type": "string", "minLength": -1}, "'#/properties/a~1b/minLength'"),
     ({"$ref": "http://example.com/x"}, "'#/properties/a~1b/$ref'"),
-    ({"enum": []}, "'#/properties/a~1b/enum'"),
+    ({"properties": []}, "'#/properties/a~1b/properties'"),
 ]
 
 

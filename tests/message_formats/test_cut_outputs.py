@@ -3,16 +3,22 @@ stand, and stays text everywhere else."""
 
 from __future__ import annotations
 
+import json
+import random
+
 import pytest
 
 from quire.message_formats.format import MessageFormat
 from quire.message_formats.formats import CALLS
+from quire.message_formats.grammars.call_grammar import CallGrammar
 from quire.message_formats.marks import Marks
 from quire.message_formats.parser import MessageParser
 from quire.message_formats.parts import Message
+from quire.message_formats.tools import Tool
 from tests.message_formats.families import FAMILIES, Tokens
 from tests.message_formats.reading import TOOLS, marked
 from tests.message_formats.test_blocks import call, output
+from tests.message_formats.test_call_grammar import Walker
 from tests.message_formats.test_transcripts import FAMILIES as OTHERS
 
 SMALL = 5
@@ -112,3 +118,32 @@ def test_behind_a_marker_whose_calls_a_grammar_writes_nothing_is_text(name: str)
         pytest.skip("this spelling has no marker")
     for length in range(8, len(cut.text) + 1, 3):
         assert cut.read(length).text.strip() == "I look.", cut.text[:length]
+
+
+ESCAPES = {"a": 'say "x" \\ \x1b', "b": -1.5e-07, "c": False, "d": None, "e": [True, 12.25]}
+
+
+@both
+@pytest.mark.parametrize("format_name", sorted(CALLS))
+def test_what_a_cut_call_has_said_is_what_the_whole_call_says_first(format_name: str, as_tokens: bool) -> None:
+    walker = Walker(format_name, as_tokens=as_tokens)
+    schema = {"properties": {key: {"const": value} for key, value in ESCAPES.items()}, "required": [*ESCAPES]}
+    tools = {"f": Tool(name="f", parameters={"type": "object", **schema, "additionalProperties": False})}
+    grammar = CallGrammar(walker.marks, [*tools.values()], parallel=False)
+    written = walker.walk(grammar.text(walker.calls.several(grammar)), random.Random(1))
+    (whole,) = walker.read(written, tools).tool_calls
+    assert json.loads(whole.arguments) == ESCAPES
+    for length in range(len(written)):
+        for pieces in ([written[:length]], list(written[:length])):
+            parser = MessageParser(
+                MessageFormat(calls=walker.calls),
+                walker.marks,
+                tools=tools,
+                new_id=lambda index: f"call_{index}",
+                calls_as_they_come=True,
+                must_call=True,
+            )
+            parts = [part for piece in pieces for part in parser.feed(piece)]
+            message = Message.of([*parts, *parser.finish(is_cut=True)])
+            assert not message.text, written[:length]
+            assert all(whole.arguments.startswith(call.arguments) for call in message.tool_calls), written[:length]

@@ -221,7 +221,13 @@ def test_a_number_is_one_that_a_float_holds(family: str, schema: dict[str, Any])
 
 
 @pytest.mark.parametrize(
-    "schema", [{"pattern": "^a$"}, {"maxLength": 2}, {"minimum": 3}, {"items": {"type": "null"}}], ids=repr
+    "schema",
+    [
+        *({"pattern": "^a$"}, {"maxLength": 2}, {"minimum": 3}, {"items": {"type": "null"}}),
+        *({"allOf": [{"pattern": "^a$"}]}, {"anyOf": [{"maxLength": 2}, {"type": "integer"}]}),
+        *({"enum": ["a", "b"], "pattern": "^a$"}, {"enum": ["a", "b"], "allOf": [{"pattern": "^a$"}]}),
+    ],
+    ids=repr,
 )
 def test_keywords_without_a_type_are_kept_or_refused(schema: dict[str, Any]) -> None:
     walker = TaggedWalker("qwen3_coder", as_tokens=True)
@@ -240,3 +246,66 @@ def test_a_value_of_any_type_needs_no_warning(schema: dict[str, Any]) -> None:
     grammar = CallGrammar(walker.marks, [Tool(name="f", parameters=parameters, strict=True)])
     walker.calls.several(grammar)
     assert not grammar.warnings
+
+
+def arguments_of(family: str, schema: object, *, as_tokens: bool, count: int = 6) -> list[Any]:
+    """What a grammar writes for one parameter, as it is read."""
+    walker, chance = Walker(family, as_tokens=as_tokens), random.Random(1)
+    text = grammar_of_one(walker, schema, is_required=True)
+    tools = {"f": Tool(name="f", parameters={"type": "object", "properties": {"a": schema}})}
+    found = []
+    for _ in range(count):
+        message = walker.read(walker.walk(text, chance), tools)
+        (call,) = message.tool_calls
+        assert not message.text
+        found.append(json.loads(call.arguments)["a"])
+    return found
+
+
+LISTED: list[dict[str, Any]] = [
+    {"const": [1, "a", {"b c": None, "d": ["x"]}]},
+    {"const": {}},
+    {"enum": [[], ["a"], {"k": "v"}]},
+    {"type": "string", "enum": ["a", "abc"], "maxLength": 2},
+    {"type": "integer", "enum": [1, 5, 9], "minimum": 2, "exclusiveMaximum": 9},
+    {"enum": ["a", "abc", 3, 4], "minLength": 2, "multipleOf": 2},
+]
+
+
+@pytest.mark.parametrize("as_tokens", [True, False], ids=["tokens", "text"])
+@pytest.mark.parametrize("family", ANY_FORMAT)
+def test_listed_values_are_written_as_they_are_and_held_against_lengths_and_bounds(
+    family: str, as_tokens: bool
+) -> None:
+    for schema in LISTED:
+        for value in arguments_of(family, schema, as_tokens=as_tokens):
+            jsonschema.validate(value, schema)
+
+
+@pytest.mark.parametrize("family", NO_JSON)
+def test_a_listed_text_that_would_end_itself_is_left_out(family: str) -> None:
+    markers = CALLS[family].markers
+    texts = ["", *markers, *(f"x\n{marker}y" for marker in markers), "]<]minimax[>[</a>"]
+    assert set(arguments_of(family, {"enum": ["ok", *texts]}, as_tokens=False, count=12)) <= {"ok", *texts}
+
+
+@pytest.mark.parametrize("family", NO_JSON)
+def test_a_number_that_no_float_holds_loses_no_call(family: str) -> None:
+    walker = Walker(family, as_tokens=True)
+    schema = {"type": "array", "items": {"type": "number"}}
+    text = grammar_of_one(walker, schema, is_required=True)
+    call = walker.walk(grammar_of_one(walker, {"const": [77777]}, is_required=True), random.Random(1))
+    written = call.replace("77777", "1e999")
+    is_taken = walker.takes(text, written)
+    assert is_taken is (family not in ("functiongemma", "gemma4", "minimax_m3"))
+    if is_taken:
+        tools = {"f": Tool(name="f", parameters={"type": "object", "properties": {"a": schema}})}
+        message = walker.read(written, tools)
+        assert not message.text
+        assert json.loads(message.tool_calls[0].arguments) == {"a": [float("inf")]}
+
+
+@pytest.mark.parametrize("family", ANY_FORMAT)
+def test_an_array_may_have_one_item(family: str) -> None:
+    schema = {"type": "array", "items": {"type": "boolean"}, "maxItems": 1}
+    assert {len(value) for value in arguments_of(family, schema, as_tokens=True, count=12)} <= {0, 1}

@@ -289,9 +289,37 @@ def test_large_exclusive_bounds_are_not_allowed_themselves(checker: GrammarCheck
             assert allows(checker, schema, str(inside))
 
 
+@pytest.mark.parametrize("kind", ["integer", "number"])
+@pytest.mark.parametrize("far", [10**18 - 1, 10**18, 10**18 + 1, 5 * 10**18, 2**63 - 2048])
+def test_a_far_bound_needs_no_other_one(checker: GrammarChecker, kind: str, far: int) -> None:
+    for schema in ({"minimum": far}, {"exclusiveMinimum": far}, {"maximum": -far}, {"exclusiveMaximum": -far}):
+        written = outputs(checker, {"type": kind, **schema}, 6)
+        assert written
+        for text in written:
+            jsonschema.validate(json.loads(text), {"type": kind, **schema})
+
+
+@pytest.mark.parametrize("pattern", [r"\s*", r"[\s\n]{0,2}", r"(?: |\t)*"])
+def test_white_space_of_a_request_s_own_is_that_of_json(checker: GrammarChecker, pattern: str) -> None:
+    schema = {"type": "array", "items": {"type": "null"}, "maxItems": 1}
+    params = StructuredOutputsParams(json=schema, whitespace_pattern=pattern)
+    start = open_backend("llguidance", VOCABULARY).compile(checker.check(params))
+    for text, is_json in (("[null]", True), ("[ null]", True), ("[\xa0null]", False), ("[\x0bnull]", False)):
+        matcher = start.clone()
+        for byte in text.encode():
+            matcher.advance(TOKENS.index(bytes([byte]), 1))
+        assert bool(matcher.error) is not is_json
+
+
 @pytest.mark.parametrize(
     ("keyword", "bound"),
-    [("minimum", 2**64), ("exclusiveMinimum", 1e30), ("maximum", -(2**63)), ("exclusiveMaximum", -1e30)],
+    [
+        ("minimum", 2**64),
+        ("exclusiveMinimum", 2**63 - 1024),
+        ("exclusiveMinimum", 1e30),
+        ("maximum", -(2**63)),
+        ("exclusiveMaximum", -1e30),
+    ],
 )
 def test_bounds_behind_which_no_number_is_kept_are_refused(checker: GrammarChecker, keyword: str, bound: float) -> None:
     with pytest.raises(RequestError, match=f"'#/{keyword}': no number beyond"):

@@ -40,6 +40,10 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
         "structured_outputs.whitespace_pattern",
         "no effect",
     ),
+    *(
+        ({"json": {}, "whitespace_pattern": pattern}, "structured_outputs.whitespace_pattern", "JSON's white space")
+        for pattern in ("x", " |x", r"\S", ".", r"[\t-\r]", "[^a]", "[(]", r"\xa0", r"(?x) ", " ++a")
+    ),
 ]
 
 

@@ -110,9 +110,9 @@ class GemmaCalls:
             yield from self._array(source, tell, depth)
         else:
             word = (yield from reader.matching(_ATOM)).strip()
-            if not word:
+            if not (word and (yield from reader.peek())):  # at the end it may be cut
                 raise Malformed
-            tell(kind.json(word))
+            tell(kind.json(word, is_kept=source.is_kept))
 
     def _text(self, source: Source, tell: Tell, kind: ValueType) -> Steps[None]:
         """A text between quotes. Where the schema has no texts, what it stands for."""

@@ -75,10 +75,12 @@ class NestedTags:
         calls.arguments("{")
         elements = _Elements(self, source, source.tools.get(name))
         yield from reader.spaces()
-        while not (yield from reader.accept(marks(self.call_end))):
+        while (end := (yield from reader.accepted(marks(self.call_end)))) is None:
             yield from reader.expect(marks(self.space))
             yield from elements.parameter(calls.arguments)
             yield from reader.spaces()
+        if len(end) <= len(marks(f"{self.space}<")) < len(marks(self.call_end)):
+            raise Malformed  # cut where another element may begin
         calls.arguments("}")
         calls.end()
 
@@ -146,7 +148,8 @@ class _Elements:
     def _text(self, name: str, put: Tell) -> Steps[None]:
         """A text, up to and with the tag that ends its element. Where no grammar writes it, it holds no other tag."""
         while not (yield from self._ends(name, put)):
-            if self._is_token or not (self._is_kept or (yield from self._reader.peek()) not in ("", "<")):
+            following = yield from self._reader.peek()
+            if self._is_token or not following or (following == "<" and not self._is_kept):
                 raise Malformed
             put(self._space)
 
@@ -179,7 +182,7 @@ class _Elements:
             return _container(children, kind.kinds)
         if "string" not in kind.kinds and not text.strip():
             return _empty(kind.kinds)
-        return kind.json(text)
+        return kind.json(text, is_kept=self._is_kept)
 
 
 def _container(children: list[tuple[str, str]], kinds: frozenset[str]) -> str:

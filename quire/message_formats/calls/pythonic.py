@@ -80,7 +80,7 @@ class PythonicCalls:
         calls.name(name)
         calls.arguments("{")
         known: set[str] = set()
-        literals = Literals(reader, source.marks.tokens(self.markers))
+        literals = Literals(reader, source.marks.tokens(self.markers), are_inside=True)
         while True:
             yield from reader.spaces()
             if (yield from reader.accept(")")):

@@ -202,7 +202,7 @@ class TaggedCalls:
         else:
             is_closed = yield from self._value_text(source, tool, known, text, said)
         text.end(is_closed=is_closed)
-        value = '"' if kind.is_text else kind.json(marks.spell("".join(pieces)))
+        value = '"' if kind.is_text else kind.json(marks.spell("".join(pieces)), is_kept=source.is_kept)
         is_odd = not kind.is_text and "string" not in kind.kinds and value.startswith('"')
         if is_odd and not (source.is_kept or (is_closed and said.is_plain)):
             raise Malformed  # no value, and perhaps less or more than one

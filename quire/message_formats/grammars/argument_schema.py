@@ -19,6 +19,13 @@ _SAYS_NOTHING = frozenset(
 _COMBINING = frozenset({"$ref", "allOf", "anyOf", "minProperties", "oneOf", "patternProperties"})
 """With these, properties that a schema does not list may be asked for elsewhere."""
 
+_LOOSENED = frozenset(
+    {"const", "enum", "exclusiveMaximum", "exclusiveMinimum", "format", "maxItems", "maxLength", "maxProperties"}
+    | {"maximum", "minItems", "minLength", "minProperties", "minimum", "multipleOf", "pattern", "patternProperties"}
+    | {"required", "type"}
+)
+"""Keywords without which a schema that is not strict still says the rest, where their values cannot be kept."""
+
 
 @dataclass(frozen=True, slots=True)
 class ArgumentSchema:
@@ -77,18 +84,21 @@ def _loosen(schema: JsonSchema, name: str) -> list[str]:
     """Leave out keywords that cannot be kept; what was left out. Mutates: schema."""
     warnings = []
     for node in schema.nodes:
-        for keyword in _not_kept(node):
+        for keyword, why in _not_kept(schema, node).items():
             del node.schema[keyword]
-            place = f"{node.pointer or '#'}/{keyword}"
-            warnings.append(f"{schema.field}: {shown(place)}: {keyword} is not kept; calls of {name} may break it")
+            warnings.append(f"{why}; calls of {name} may break it")
     return warnings
 
 
-def _not_kept(node: Node) -> list[str]:
+def _not_kept(schema: JsonSchema, node: Node) -> dict[str, str]:
+    """Keywords of a schema, and why."""
     if not isinstance(node.schema, dict):
-        return []
+        return {}
     keywords = [keyword for keyword in node.schema if keyword in REFUSED or keyword in _unkept_counts(node.schema)]
-    return [*keywords, "format"] if _has_unknown_format(node.schema) else keywords
+    keywords += ["format"] if _has_unknown_format(node.schema) else []
+    pointer = node.pointer or "#"
+    simple = {key: f"{schema.field}: {shown(f'{pointer}/{key}')}: {key} is not kept" for key in keywords}
+    return {key: error.message for key, error in schema.unkept(node) if key in _LOOSENED} | simple
 
 
 def _unkept_counts(schema: dict[str, Any]) -> tuple[str, ...]:

@@ -123,6 +123,10 @@ class CallGrammar:
         excluded = f" & ~/(?s:.*)({texts})(?s:.*)/" if texts else ""
         return self._terminals.setdefault(f"/{pattern}/{excluded}", f"TEXT_{len(self._terminals)}")
 
+    def can_hold(self, end: str, text: str) -> bool:
+        """Whether a text can stand before the marker `end`, which ends it: it is a token, or the text has none."""
+        return self._marks.holds_token(end) or end not in text
+
     def _piece(self, piece: str | int) -> str:
         return self.literal(piece) if isinstance(piece, str) else f"<[{piece}]>"
 

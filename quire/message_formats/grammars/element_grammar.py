@@ -52,6 +52,10 @@ class ElementGrammar(NestedGrammar):
         text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
         return self.closed(self._grammar.literal(text), end)
 
+    def can_write(self, value: Any, end: str) -> bool:
+        """See `NestedGrammar`."""
+        return self._grammar.can_hold(end, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
+
     def closed(self, value: str, end: str) -> str:
         """See `NestedGrammar`."""
         return self._grammar.sequence(value, self._grammar.marker(end))

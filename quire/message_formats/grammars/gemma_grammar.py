@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from re import compile as pattern
 from typing import Any
 
@@ -41,16 +42,37 @@ class GemmaGrammar(NestedGrammar):
 
     def constant(self, value: Any, end: str) -> str:
         """See `NestedGrammar`."""
+        if isinstance(value, list):
+            items = separated(self._grammar, [(self.constant(one, end), True) for one in value], '","')
+            return self._grammar.sequence('"["', items, '"]"')
+        if isinstance(value, dict):
+            return self._braced(
+                [(f'{self._key(key)} ":" {self.constant(one, end)}', True) for key, one in value.items()]
+            )
         if not isinstance(value, str):
             return self._grammar.value({"const": value}, self._tool)
-        quote = self._grammar.marker(self._quote)
-        return self._grammar.sequence(quote, self._grammar.literal(value), quote)
+        return self._quoted(value)
+
+    def can_write(self, value: Any, end: str) -> bool:
+        """See `NestedGrammar`. No text holds the quote."""
+        return all(self._grammar.can_hold(self._quote, text) for text in _texts_in(value))
 
     def _braced(self, items: list[tuple[str, bool]]) -> str:
         return self._grammar.sequence('"{"', separated(self._grammar, items, '","'), '"}"')
 
     def _item(self, name: str, schema: Any, depth: int) -> str:
+        return f'{self._key(name)} ":" {self.value(name, schema, depth + 1)}'
+
+    def _key(self, name: str) -> str:
+        return self._grammar.literal(name) if _PLAIN_KEY.fullmatch(name) else self._quoted(name)
+
+    def _quoted(self, text: str) -> str:
         quote = self._grammar.marker(self._quote)
-        literal = self._grammar.literal(name)
-        key = literal if _PLAIN_KEY.fullmatch(name) else f"{quote} {literal} {quote}"
-        return f'{key} ":" {self.value(name, schema, depth + 1)}'
+        return self._grammar.sequence(quote, self._grammar.literal(text), quote)
+
+
+def _texts_in(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    for one in [*value, *value.values()] if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from _texts_in(one)

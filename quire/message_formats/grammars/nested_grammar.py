@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from typing import Any
 
 from quire.message_formats.grammars.call_grammar import CallGrammar
-from quire.message_formats.grammars.parameter_grammar import can_be_kept, length_of
+from quire.message_formats.grammars.parameter_grammar import LISTED, can_be_kept, is_within, length_of
 from quire.message_formats.tools import Tool
 from quire.message_formats.typed_values import resolved, type_of_schema, values_of
 
@@ -18,6 +18,9 @@ _KEPT = frozenset(
     | {"additionalProperties", *_OF_NUMBERS}
 )
 """Keywords that such a grammar follows."""
+
+_OF_LISTED = _KEPT | LISTED
+"""Keywords of a schema that lists its values, of which none breaks another one unnoticed."""
 
 
 class NestedGrammar(ABC):
@@ -59,6 +62,10 @@ class NestedGrammar(ABC):
     def constant(self, value: Any, end: str) -> str:
         """One value."""
 
+    def can_write(self, value: Any, end: str) -> bool:
+        """Whether the format can write one value."""
+        return True
+
     def kinds_of(self, kinds: frozenset[str]) -> frozenset[str]:
         """Those of the kinds which can be told apart."""
         return kinds
@@ -81,7 +88,7 @@ class NestedGrammar(ABC):
         if most == 0:
             return ""
         more = f"{{{max(least - 1, 0)},{'' if most is None else most - 1}}}"
-        items = f"{item} ({self._grammar.sequence(between, item)}){more}"
+        items = item if most == 1 else f"{item} ({self._grammar.sequence(between, item)}){more}"
         return items if least else f"({items})?"
 
     def _expression(self, name: str, schema: Any, depth: int, end: str) -> str:
@@ -91,14 +98,23 @@ class NestedGrammar(ABC):
             return self._grammar.value(schema, self._tool)  # which the library refuses
         values = values_of(keywords, kinds)
         if values is not None:
-            return " | ".join(self.constant(value, end) for value in values)
+            if not keywords.keys() <= _OF_LISTED:
+                self._leave_out(name, schema)
+            written = [
+                self.constant(one, end) for one in values if self.can_write(one, end) and is_within(one, keywords)
+            ]
+            return " | ".join(written) or self._grammar.value(False, self._tool)  # which the library refuses
         kinds = self.kinds_of(kinds - {"integer"} if "number" in kinds else kinds)
         if not keywords or depth > MAX_GRAMMAR_DEPTH or not keywords.keys() <= _KEPT:
-            if keywords and id(schema) not in self._left_out:
-                self._left_out.add(id(schema))
-                self._grammar.leave_out(self._tool, name, "calls of this model's format cannot follow its schema")
+            if keywords:
+                self._leave_out(name, schema)
             return " | ".join(self._of_kind(name, kind, {}, depth, end) for kind in sorted(kinds))
         return " | ".join(self._of_kind(name, kind, keywords, depth, end) for kind in sorted(kinds))
+
+    def _leave_out(self, name: str, schema: Any) -> None:
+        if id(schema) not in self._left_out:
+            self._left_out.add(id(schema))
+            self._grammar.leave_out(self._tool, name, "calls of this model's format cannot follow its schema")
 
     def _of_kind(self, name: str, kind: str, keywords: dict[str, Any], depth: int, end: str) -> str:
         if kind == "string":

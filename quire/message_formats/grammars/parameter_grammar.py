@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from itertools import islice
 from typing import Any
 
 from quire.message_formats.grammars.argument_schema import ANY_OBJECT
 from quire.message_formats.grammars.call_grammar import CallGrammar
 from quire.message_formats.tools import Tool
-from quire.message_formats.typed_values import ANY, resolved, type_of_schema, values_of
+from quire.message_formats.typed_values import ANY, alternatives, resolved, type_of_schema, values_of
 from quire.structured.json_schema import KEPT
 
 _SIMPLE = frozenset({"type", "enum", "const", "minLength", "maxLength", "title", "description", "default"})
@@ -20,6 +22,12 @@ _NARROWING = KEPT.keys() - {"$anchor", "$defs", "$id", "allOf", "anyOf", "defini
 """Keywords that a value of any type has to follow."""
 MAX_LISTED = 64
 """Parameters of a tool whose arguments may be any object."""
+LISTED = frozenset(
+    {"const", "enum", "exclusiveMaximum", "exclusiveMinimum", "maximum", "maxLength", "minimum", "minLength"}
+    | {"multipleOf", "title", "description", "default"}
+)
+"""Keywords of a schema that lists its values: those that the values are held against."""
+_COMBINING = frozenset({"allOf", "anyOf", "oneOf"})
 _SCALARS = frozenset({"string", "number", "integer", "boolean", "null"})
 
 
@@ -95,13 +103,37 @@ def plain_text(
     keywords = schema if isinstance(schema, dict) else {}
     values = values_of(keywords, kind.kinds)
     if values is not None:
-        texts = [value if isinstance(value, str) else json.dumps(value, ensure_ascii=False) for value in values]
-        return f"({' | '.join(map(grammar.literal, texts))}) {closing}"
-    if not _is_kept(keywords, kind.kinds):
-        pointer = f"#/properties/{parameter.name}"
-        grammar.leave_out(tool, pointer, "calls of this model's format write texts as they stand and cannot follow it")
+        if keywords.keys() & _NARROWING - LISTED or keywords.keys() & _COMBINING:
+            _leave_out(grammar, tool, parameter)
+        texts = [_text_of(value) for value in values if is_within(value, keywords)]
+        texts = [text for text in texts if grammar.can_hold(f"{margin}{end}", text)]
+        return f"({' | '.join(map(grammar.literal, texts)) or grammar.value(False, tool)}) {closing}"
+    if not _is_kept(keywords, kind.kinds, root):
+        _leave_out(grammar, tool, parameter)
         return _free_text(grammar, end, margin, "*", cdata)
     return _free_text(grammar, end, margin, length_of(keywords) if kind.is_text else "*", cdata)
+
+
+def _leave_out(grammar: CallGrammar, tool: Tool, parameter: Parameter) -> None:
+    why = "calls of this model's format write texts as they stand and cannot follow it"
+    grammar.leave_out(tool, f"#/properties/{parameter.name}", why)
+
+
+def _text_of(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def is_within(value: Any, keywords: Mapping[str, Any]) -> bool:
+    """Whether a value that a schema lists is within the schema's lengths and bounds."""
+    if isinstance(value, str):
+        least, most = keywords.get("minLength", 0), keywords.get("maxLength", math.inf)
+        return bool(least <= len(value) <= most)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return True
+    least, most = keywords.get("minimum", -math.inf), keywords.get("maximum", math.inf)
+    lower, upper = keywords.get("exclusiveMinimum", -math.inf), keywords.get("exclusiveMaximum", math.inf)
+    is_multiple = "multipleOf" not in keywords or Fraction(str(value)) % Fraction(str(keywords["multipleOf"])) == 0
+    return bool(least <= value <= most and lower < value < upper and is_multiple)
 
 
 def _free_text(grammar: CallGrammar, end: str, margin: str, length: str, cdata: tuple[str, str] | None) -> str:
@@ -113,10 +145,10 @@ def _free_text(grammar: CallGrammar, end: str, margin: str, length: str, cdata: 
     return f"({plain} | {quoted})"
 
 
-def _is_kept(keywords: dict[str, Any], kinds: frozenset[str]) -> bool:
+def _is_kept(keywords: dict[str, Any], kinds: frozenset[str], root: Mapping[str, Any]) -> bool:
     """Whether any text of the right length is a value."""
     if kinds == ANY:
-        return not keywords.keys() & _NARROWING
+        return not any(one.keys() & _NARROWING for one in alternatives(keywords, root))
     if kinds == {"string"}:
         return keywords.keys() <= _SIMPLE
     branches = keywords.get("anyOf") or keywords.get("oneOf") or [keywords]

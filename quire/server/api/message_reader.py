@@ -4,11 +4,11 @@ for streams and whole replies."""
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 from pydantic_core import from_json
 
 from quire.errors import UnsupportedFeature
@@ -22,7 +22,7 @@ from quire.sampling_params import SamplingParams
 from quire.server.api.tools import Choice, ToolUse
 from quire.server.service import Service
 from quire.tokenizer.tokenizer import Tokenizer
-from quire.utils.json_text import loads
+from quire.utils.json_text import is_json, loads
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,14 +156,14 @@ def is_whole(arguments: str) -> bool:
 
 
 def input_of(arguments: str) -> Any:
-    """The arguments of a call as data; those that were cut, as far as they go."""
+    """The arguments of a call as part of a reply, to the letter: also numbers that no float holds, and escapes of
+    characters that there are not. Those that were cut are data, as far as they go."""
+    if is_json(arguments):
+        return msgspec.Raw(arguments.replace("\r", " ").replace("\n", " ").encode())  # it may stand in a line
     try:
-        return json.loads(arguments)
-    except ValueError:
-        try:
-            return from_json(arguments, allow_partial="trailing-strings")
-        except ValueError:  # there is nothing yet, or a number is beyond what is read
-            return {}
+        return from_json(arguments, allow_partial="trailing-strings")
+    except ValueError:  # there is nothing yet, or a number is beyond what is read
+        return {}
 
 
 def check_thinks(service: Service, place: str) -> None:
