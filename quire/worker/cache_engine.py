@@ -151,7 +151,13 @@ class CacheEngine:
         return failed
 
     def close(self) -> None:
-        """End the thread that loads, and close what it reads. Idempotent."""
+        """End the threads, and close what one of them reads. Idempotent.
+
+        A thread that is in torch when the interpreter ends would end the process with an error.
+        """
+        self._wanted = 0
+        if self._thread.is_alive():
+            self._thread.join()
         if self._loader is not None:
             self._loader.shutdown()
         if self.store is not None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from threading import Event, Thread
+
 import pytest
 import torch
 from torch import Tensor
@@ -11,7 +14,7 @@ from quire.messages.kv_tiers import PageContent
 from quire.messages.step import SchedulerOutputs
 from quire.ops.backends import implementation_of
 from quire.ops.contracts.ops import Ops
-from quire.worker.cache_engine import CacheEngine
+from quire.worker.cache_engine import BLOCKS_AT_ONCE, CacheEngine
 from quire.worker.kv_store import MemoryPages, PageStore
 from tests.fakes import specs_of
 from tests.worker import plans
@@ -56,6 +59,30 @@ def test_blocks_are_touched_as_others_before_them_are_used(touched: list[tuple[i
     assert touched_blocks(cache, touched) == list(range(NUM_BLOCKS)), "and never more than there are"
     cache.apply(SchedulerOutputs(new_block_ids={0: [(20, [99])]}))
     assert touched_blocks(cache, touched) == list(range(NUM_BLOCKS))
+
+
+def test_closing_waits_for_what_is_being_touched_and_no_more() -> None:
+    begun, may_go, ranges = Event(), Event(), []
+
+    def touch_blocks(part: Tensor, begin: int, end: int) -> None:
+        begun.set()
+        assert may_go.wait(10)
+        ranges.append((begin, end))
+
+    ops = Ops("reference", {**implementation_of("reference"), "touch_blocks": touch_blocks})
+    cache = CacheEngine(ops, kv_layout(specs_of(4) * NUM_LAYERS), NUM_BLOCKS, num_ahead=NUM_AHEAD)
+    assert begun.wait(10)
+    closing = Thread(target=cache.close)
+    closing.start()
+    deadline = time.monotonic() + 10
+    while cache._wanted and time.monotonic() < deadline:
+        time.sleep(0.001)
+    assert closing.is_alive()
+    may_go.set()
+    closing.join(10)
+    assert not closing.is_alive()
+    assert touched_blocks(cache, ranges) == list(range(BLOCKS_AT_ONCE))
+    cache.close()
 
 
 def contents(count: int) -> list[PageContent]:
