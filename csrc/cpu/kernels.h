@@ -550,9 +550,10 @@ struct Kernels {
   uint64_t (*read_sum)(const void* data, int64_t bytes);
 };
 
-// Whether weights come faster from memory asked for ahead than read in order and left to the hardware: on Intel's
-// processors, not on AMD's (benchmarks/cpu.md). The same for all of a process.
-bool memory_wants_asking();
+// Cores on which other ways are the fastest than elsewhere (benchmarks/cpu.md); all give the same bits. kZen5: AMD's from
+// there on. The same for all of a process.
+enum class Core { kIntel, kZen5, kOther };
+Core core();
 
 // Filled by the isa/*.cpp files: of x86-64, and of ARM.
 void fill_avx2(Kernels& kernels);

@@ -266,3 +266,19 @@ TEST(a_token_has_the_same_bits_in_prefill_chunks_and_decode) {
         qr_init(qr_isa_in_use(), 2);
       }
 }
+
+// Sums of integers are exact, and the rest is the same in vectors of one width.
+TEST(an_int8_cache_gives_the_same_bits_by_vectors_and_by_tiles) {
+  const int32_t own = qr_isa_in_use();
+  if (own < QR_AVX512_VNNI || own > QR_AMX) return;
+  for (const Shape& shape : kShapes)
+    for (int64_t window : {0, 70}) {
+      Layer layer(shape, QR_BFLOAT16, QR_CACHE_INT8, {300, 45});
+      const std::vector<float> whole = layer.attend({{0, 0, 300}, {1, 0, 45}}, 0.0f, window);
+      qr_init(QR_AVX512_VNNI, 2);
+      const std::vector<float> by_vectors = layer.attend({{0, 0, 300}, {1, 0, 45}}, 0.0f, window);
+      qr_init(own, 2);
+      CHECK(std::memcmp(whole.data(), by_vectors.data(), whole.size() * 4) == 0, "head size %ld block %ld window %ld",
+            long(shape.head_size), long(shape.block_size), long(window));
+    }
+}

@@ -15,6 +15,7 @@ void fill_neon_bf16(Kernels& kernels) {
   kernels.layer_norm = layer_norm;
   kernels.rope_and_cache = rope_and_cache;
   fill_bf16_attention<PairedProducts>(kernels);
+  kernels.attend_bf16[QR_CACHE_INT8] = attend<Bf16Math<PairedProducts>, int8_t>;
 }
 
 }  // namespace qr

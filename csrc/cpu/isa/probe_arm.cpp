@@ -36,7 +36,7 @@ Features features() {
 
 }  // namespace
 
-bool memory_wants_asking() { return false; }  // not measured
+Core core() { return Core::kOther; }
 
 uint32_t probe() {
   const Features has = features();

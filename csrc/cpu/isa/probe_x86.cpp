@@ -80,27 +80,34 @@ bool has_tiles([[maybe_unused]] bool real) {
 #endif
 }
 
-[[maybe_unused]] bool is_intel() { return Cpuid(0, 0).ebx == 0x756e6547; }  // "Genu"ineIntel
+bool is_made_by(uint32_t start_of_name) { return Cpuid(0, 0).ebx == start_of_name; }
+
+// Zen 5 is the first of AMD's that has AVX-VNNI.
+[[maybe_unused]] Core find_core() {
+  if (is_made_by(0x756e6547)) return Core::kIntel;  // "Genu"ineIntel
+  const bool is_amd = is_made_by(0x68747541);       // "Auth"enticAMD
+  return is_amd && Cpuid(7, 0).eax >= 1 && bit(Cpuid(7, 1).eax, 4) ? Core::kZen5 : Core::kOther;
+}
 
 // Whether vdpbf16ps takes as long as four multiplications and additions of floats: on Intel's processors since the first
 // with AMX, which are those with float16 in 512 bits.
 bool has_slow_pairs() {
-#if defined(QR_AS_AMD)
-  return false;
+#if defined(QR_AS_CORE)
+  return core() == Core::kIntel;
 #else
-  return is_intel() && bit(Cpuid(7, 0).edx, 23);
+  return core() == Core::kIntel && bit(Cpuid(7, 0).edx, 23);
 #endif
 }
 
 }  // namespace
 
-bool memory_wants_asking() {
-#if defined(QR_AS_AMD)
-  static const bool wants = false;
+Core core() {
+#if defined(QR_AS_CORE)  // for tests
+  return Core::QR_AS_CORE;
 #else
-  static const bool wants = is_intel();
+  static const Core found = find_core();
+  return found;
 #endif
-  return wants;
 }
 
 uint32_t probe() {

@@ -11,7 +11,8 @@
 // the values of a page: for all pages first, or one by one (by_page), so that what is prepared stays in L1. A cache of
 // 8 bits is widened a page at a time to bf16, which holds its numbers exactly, or multiplied as it is by a Math that
 // works with integers. The scales of keys multiply scores, those of values the weights. scores(w, first, last, next,
-// values) is called for kPages pages at a time, whose `values` it fetches if there are any; next: the keys after them.
+// values) is called for pages of kGroups * 16 slots at a time, whose `values` it fetches if there are any; next: the keys
+// after them.
 #pragma once
 
 #include <algorithm>
@@ -114,6 +115,7 @@ void attend(const AttentionArgs& args, const AttentionPiece& piece) {
   const int64_t slots = layout.block_size, padded = padded_slots(layout), head = layout.head_size;
   const int64_t wide = padded_head(layout), elements = padded * head;
   const int64_t split_pages = pages_of_split(layout);
+  const int64_t scored_pages = std::max<int64_t>(1, Math::kGroups * 16 / padded);
   const int64_t seq_len = args.seq_lens[piece.sequence];
   const Rows at(args, piece);
   const auto used_slots = [&](int64_t page) { return seq_len - page * slots < slots ? seq_len - page * slots : slots; };
@@ -127,7 +129,7 @@ void attend(const AttentionArgs& args, const AttentionPiece& piece) {
   w.columns = split_pages * padded;
   const int64_t cells = kQueryRows * w.columns;
   const int64_t page_bytes = round_up(elements * int64_t(sizeof(Cache)) + kCacheSlack, 64);
-  const int64_t copies = kWidened ? split_pages + Math::kPages : kScaled ? 0 : slots == padded ? 1 : split_pages;
+  const int64_t copies = kWidened ? split_pages + scored_pages : kScaled ? 0 : slots == padded ? 1 : split_pages;
   const int64_t own_bytes = Math::own_bytes(w, wide);
   // Tiles, two of rows in steps of two dimensions at worst, or rows of floats.
   const int64_t query_bytes = std::max(head * 1024, kQueryRows * wide * 4);
@@ -203,8 +205,8 @@ void attend(const AttentionArgs& args, const AttentionPiece& piece) {
     }
 
     math.begin_scores();
-    for (int64_t first = 0; first < pages; first += Math::kPages) {
-      const int64_t last = first + Math::kPages < pages ? first + Math::kPages : pages;
+    for (int64_t first = 0; first < pages; first += scored_pages) {
+      const int64_t last = std::min(first + scored_pages, pages);
       for (int64_t i = first; kScaled && i < last; ++i) {
         const auto* keys = static_cast<const Stored*>(w.keys[i]);
         copy_scales(w.key_scales + i * padded, keys + elements, used_slots(seen.begin + i), padded);

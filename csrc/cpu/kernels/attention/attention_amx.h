@@ -10,7 +10,7 @@ namespace {
 struct AmxMath {
   using Cache = Bf16;
   using Weight = Bf16;
-  static constexpr int64_t kPages = 1;
+  static constexpr int64_t kGroups = 1;
   static constexpr bool kShortWeights = true;
 
   int64_t head, wide, padded;

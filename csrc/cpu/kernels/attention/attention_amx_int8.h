@@ -1,21 +1,16 @@
-// Attention over an int8 cache by AMX tiles of integers: pages are multiplied as they are.
-//
-// A query, and a row's weights over a split, become integers of sixteen bits, relative to their largest magnitude: two
-// digits of eight bits, each multiplied on its own. Sums of integers are exact, so they may be taken in any order.
+// Attention over an int8 cache by AMX tiles of integers (digits.h): pages are multiplied as they are.
 #pragma once
 
 #include "attention_amx.h"
+#include "digits.h"
 
 namespace qr {
 namespace {
 
-// The integers of the largest magnitude: high * 256 + low. Queries have signed digits, weights unsigned ones.
-constexpr float kMostQuery = 127 * 256, kMostWeight = 65535;
-
 struct AmxInt8Math {
   using Cache = int8_t;
   using Weight = float;
-  static constexpr int64_t kPages = 1;
+  static constexpr int64_t kGroups = 1;
   static constexpr bool kShortWeights = true;
 
   int64_t head, wide, padded;
@@ -94,23 +89,8 @@ struct AmxInt8Math {
 
   // Weights become digits.
   void take_weights(const Workspace& w, int64_t row, int64_t pages) {
-    const float* weights = w.scores + row * w.columns;
-    const int64_t n = pages * padded;
-    __m512 largest = _mm512_setzero_ps(), sum = _mm512_setzero_ps();
-    for (int64_t i = 0; i < n; i += 16) {
-      const __m512 weight = _mm512_loadu_ps(weights + i);
-      largest = _mm512_max_ps(largest, weight);
-      sum = _mm512_add_ps(sum, weight);
-    }
-    const float top = _mm512_reduce_max_ps(largest);
-    weight_scale[row] = top / kMostWeight + 0.0f * _mm512_reduce_add_ps(sum);  // NaN remains
-    const __m512 factor = _mm512_set1_ps(top > 0.0f ? kMostWeight / top : 0.0f);
-    uint8_t *high = digits(w) + row * w.columns, *lower = high + low * w.columns;
-    for (int64_t i = 0; i < n; i += 16) {
-      const __m512i whole = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(weights + i), factor));
-      _mm_storeu_si128(reinterpret_cast<__m128i*>(high + i), _mm512_cvtepi32_epi8(_mm512_srli_epi32(whole, 8)));
-      _mm_storeu_si128(reinterpret_cast<__m128i*>(lower + i), _mm512_cvtepi32_epi8(whole));
-    }
+    uint8_t* high = digits(w) + row * w.columns;
+    weight_scale[row] = digits_of_weights(w.scores + row * w.columns, pages * padded, high, high + low * w.columns);
   }
   void begin_values() const {
     if (low > 8) for_values.use();
@@ -149,35 +129,18 @@ struct AmxInt8Math {
 
   // A query's digits; gives what one of their units is worth.
   float split(const Bf16* in, char* high, char* lower) const {
-    vf largest = zero(), sum = zero();
-    each_vector(head, [&](int64_t i, int n) __attribute__((always_inline)) {
-      const vf v = load_some(in + i, n);
-      largest = max(abs(v), largest);
-      sum = add(v, sum);
-    });
-    const float top = qr::largest(largest);
-    const __m512 factor = _mm512_set1_ps(top > 0.0f ? kMostQuery / top : 0.0f);
-    for (int64_t s = 0; s < steps; ++s)
-      for (int64_t i = 0; i < dims; i += 16) {
-        const int n = dims < 16 ? int(dims) : 16;
-        const __m512 v = load_some(in + s * dims + i, n);
-        const __m512i whole = _mm512_cvtps_epi32(_mm512_mul_ps(v, factor));
-        const __m512i upper = _mm512_srai_epi32(_mm512_add_epi32(whole, _mm512_set1_epi32(128)), 8);
-        char* at = high + s * kTileBytes * 4 + i;
-        _mm_storeu_si128(reinterpret_cast<__m128i*>(at), _mm512_cvtepi32_epi8(upper));
-        _mm_storeu_si128(reinterpret_cast<__m128i*>(at + (lower - high)), _mm512_cvtepi32_epi8(whole));
-      }
-    return top / kMostQuery + 0.0f * qr::sum(sum);  // NaN remains
+    alignas(64) int8_t digit[2][kMostHead + W];
+    const float unit = digits_of_query(in, head, digit[0], digit[1]);
+    for (int64_t s = 0; s < steps; ++s) {
+      std::memcpy(high + s * kTileBytes * 4, digit[0] + s * dims, size_t(dims));
+      std::memcpy(lower + s * kTileBytes * 4, digit[1] + s * dims, size_t(dims));
+    }
+    return unit;
   }
 
-  // out[i] = (256 high[i] + low[i]) * scale; out may be high.
+  // out[i] = (256 high[i] + lower[i]) * scale; out may be high.
   static void join(float* out, const int32_t* high, const int32_t* lower, int64_t n, float scale) {
-    const __m512 factor = _mm512_set1_ps(scale), base = _mm512_set1_ps(256);
-    for (int64_t i = 0; i < n; i += 16) {
-      const __m512 h = _mm512_cvtepi32_ps(_mm512_loadu_si512(high + i));
-      const __m512 l = _mm512_cvtepi32_ps(_mm512_loadu_si512(lower + i));
-      _mm512_storeu_ps(out + i, _mm512_mul_ps(_mm512_fmadd_ps(h, base, l), factor));
-    }
+    for (int64_t i = 0; i < n; i += W) store(out + i, joined(load_integers(high + i), load_integers(lower + i), set1(scale)));
   }
 
   void score_few(const Workspace& w, int64_t page, const int8_t* keys, const int8_t* next,

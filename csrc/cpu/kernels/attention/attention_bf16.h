@@ -16,7 +16,7 @@ struct Bf16Math {
   using Number = typename Products::Number;
   using Scope = typename Products::Scope;
   static constexpr bool kShortWeights = true;
-  static constexpr int64_t kPages = kKeyGroups;
+  static constexpr int64_t kGroups = kKeyGroups;
   // Rows, and vectors of sums of each, that stay in registers.
   static constexpr int kKeyRows = kSumsInRegisters < 8 ? kSumsInRegisters : Products::kRows,
                        kKeySums = kSumsInRegisters < 8 ? kSumsInRegisters : 16;
@@ -135,7 +135,6 @@ struct Bf16Math {
 template <class Products>
 void fill_bf16_attention(Kernels& kernels) {
   kernels.attend_bf16[QR_BFLOAT16] = attend<Bf16Math<Products>, Bf16>;
-  kernels.attend_bf16[QR_CACHE_INT8] = attend<Bf16Math<Products>, int8_t>;
   kernels.attend_bf16[QR_CACHE_FLOAT8] = attend<Bf16Math<Products>, Float8>;
 }
 

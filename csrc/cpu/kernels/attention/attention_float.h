@@ -81,7 +81,7 @@ struct FloatMath {
   using Cache = T;
   using Weight = float;
   static constexpr bool kShortWeights = false;
-  static constexpr int64_t kPages = kKeyGroups;
+  static constexpr int64_t kGroups = kKeyGroups;
   static constexpr int kKeyRows = W == 16 ? 8 : 4, kKeySums = W == 16 ? 16 : 4;
   static constexpr int kValueRows = W == 16 ? 4 : 2;
   static constexpr int kVectorsOfGroup = 16 / W;

@@ -387,9 +387,10 @@ Gemm float_gemm() {
 
 constexpr int64_t kStretch = 128;  // steps of k, 16 KiB of floats
 
-// From how many rows on widening a panel by itself pays: always where it comes faster asked for ahead, as a stretch is.
+// From how many rows on widening a panel by itself pays: on Intel's processors always, to which it comes faster asked for
+// ahead, as a stretch is, than left to the hardware.
 constexpr int kDirectRows = W == 16 ? 4 : 3;
-bool are_many(int64_t rows) { return rows > kDirectRows || memory_wants_asking(); }
+bool are_many(int64_t rows) { return rows > kDirectRows || core() == Core::kIntel; }
 
 // x as floats; of many rows as [K / kStretch][rows][kStretch], for rows whose distance is a power of two would displace
 // each other from the caches. The last stretch may be shorter.

@@ -13,6 +13,7 @@ namespace qr {
 namespace {
 
 constexpr int kBf16Rows = 12;  // rows of a block at most
+int64_t bf16_block_rows(int64_t) { return kBf16Rows; }
 
 // Pairs of k in a stretch: 4 KiB of a panel, which come to L1, or 32 KiB, which come to L2 and save spilling of sums.
 constexpr int64_t bf16_stretch(int64_t rows) { return rows <= kBf16Rows ? 32 : 256; }
@@ -68,13 +69,13 @@ QR_INLINE void pair_rows(int32_t* out, int64_t block_rows, const uint16_t* x, in
   }
 }
 
-// kRows: of a block at most.
-template <int64_t kStretch = 0, int64_t kRows = kBf16Rows>
+// kMost: rows of a block at most, of so many in all.
+template <int64_t kStretch = 0, int64_t (*kMost)(int64_t) = bf16_block_rows>
 void bf16_rows(void* prepared, const void* x, int32_t, int64_t rows, int64_t k, int64_t begin, int64_t end,
                const int32_t*) {
   for (int64_t row = begin, to; row < end; row = to) {
     const PairedRows<kStretch> places(rows, k, row / kBlockRows * kBlockRows);
-    const RowBlocks blocks(places.rows, kRows);
+    const RowBlocks blocks(places.rows, kMost(places.rows));
     const int64_t block = blocks.of(row - places.piece), first = blocks.first(block), last = blocks.first(block + 1);
     to = places.piece + last < end ? places.piece + last : end;
     for (int64_t pair = 0; pair < places.pairs; pair += places.stretch) {

@@ -2,7 +2,8 @@
 //
 // A panel is read in stretches of K. The first block of rows unpacks four lines of weights in registers and multiplies
 // them at once: on Zen 4 shuffles and vdpbf16ps do not wait for each other (benchmarks/cpu.md). Where more blocks
-// follow, it leaves the lines in L1 for them.
+// follow, it leaves the lines in L1 for them. Zen 5 has two vdpbf16ps a cycle, for which numbers of x come too slowly if
+// each meets 16 columns only: there several blocks are those of plain panels, over a stretch that is unpacked first.
 #pragma once
 
 #include "gemm_bf16.h"
@@ -12,6 +13,9 @@ namespace {
 
 constexpr int kCompactRows = 16;          // rows of a block at most, whose sums of 16 columns stay in registers
 constexpr int64_t kCompactStretch = 128;  // pairs of k; 12 KiB, and as many groups as a word has bits
+
+bool is_unpacked_first(int64_t rows) { return rows > kCompactRows && core() == Core::kZen5; }
+int64_t compact_block_rows(int64_t rows) { return is_unpacked_first(rows) ? kBf16Rows : kCompactRows; }
 
 // Some pairs of k of a panel.
 struct CompactStretch {
@@ -157,7 +161,7 @@ struct CompactBlocks {
 template <int R>
 constexpr CompactBlocks compact_blocks_of() {
   CompactBlocks blocks;
-  if constexpr (R > kStreamedRows) blocks.only = compact_block<R, false>;
+  blocks.only = compact_block<R, false>;
   if constexpr (R >= kCompactRows / 2) {  // the least that several equal blocks have
     blocks.first = compact_block<R, true>;
     blocks.other = kept_block<R>;
@@ -185,15 +189,21 @@ struct CompactMicro {
   void multiply(const GemmArgs& g, int64_t row_begin, int64_t row_end, const char* panel, const char* next,
                 float* sums) const {
     const PairedRows<kCompactStretch> places(g.rows, g.k, row_begin);
-    const RowBlocks blocks(row_end - row_begin, kCompactRows);
+    const RowBlocks blocks(row_end - row_begin, compact_block_rows(row_end - row_begin));
     const auto* x = static_cast<const int32_t*>(g.x);
-    if (places.rows <= kStreamedRows)
+    if (places.rows <= kStreamedRows && core() != Core::kZen5)
       return stream_rows<kStreamedRows>(places.rows, x + places.at(0, 0), places.pairs, Expander(panel, g.k), sums);
     alignas(64) char tiles[kCompactStretch * kPanel * 4];
     CompactPanel weights(g, panel, next);
+    Expander expander(panel, g.k);
     for (int64_t pair = 0; pair < places.pairs; pair += places.stretch) {
       const int64_t pairs = places.length(pair);
       const CompactStretch stretch = weights.stretch(pair, pairs);
+      if (is_unpacked_first(places.rows)) {
+        unpack(expander, pair, pairs, tiles);
+        multiply_blocks(places, blocks, x, pair, tiles, stretch.ahead, sums);
+        continue;
+      }
       const int64_t rows = blocks.first(1);
       const CompactBlocks& of_first = kCompactBlocks[size_t(rows - 1)];
       (blocks.count == 1 ? of_first.only : of_first.first)(x + places.at(pair, 0), stretch, pair == 0, sums, tiles);
@@ -204,10 +214,24 @@ struct CompactMicro {
       }
     }
   }
+
+ private:
+  static void unpack(Expander& expander, int64_t pair, int64_t pairs, char* tiles) {
+    for (int64_t step = pair / 16; step * 16 < pair + pairs; ++step, tiles += kExpandedStep) expander.expand(step, tiles);
+  }
+  // All rows of an unpacked stretch; the first two blocks fetch what comes next.
+  static void multiply_blocks(const PairedRows<kCompactStretch>& places, const RowBlocks& blocks, const int32_t* x,
+                              int64_t pair, const char* tiles, const char* ahead, float* sums) {
+    for (int64_t block = 0; block < blocks.count; ++block, ahead += kCompactStretch * 64) {
+      const int64_t first = blocks.first(block), rows = blocks.first(block + 1) - first;
+      kBf16Blocks[block < 2 ? 1 : 0][size_t(rows - 1)](x + places.at(pair, first), places.length(pair), tiles, ahead,
+                                                       pair == 0, sums + first * kPanel);
+    }
+  }
 };
 
 Gemm compact_gemm() {
-  return Gemm{bf16_rows_bytes, bf16_rows<kCompactStretch, kCompactRows>, run_streamed<CompactMicro>};
+  return Gemm{bf16_rows_bytes, bf16_rows<kCompactStretch, compact_block_rows>, run_streamed<CompactMicro>};
 }
 
 }  // namespace

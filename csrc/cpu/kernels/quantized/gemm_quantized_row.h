@@ -9,18 +9,6 @@
 namespace qr {
 namespace {
 
-#if defined(__AVXVNNI__)
-// acc += sums of four products of unsigned w and signed x
-QR_INLINE vi dot(vi acc, vi w, vi x) {
-#if defined(QR_EVEX)  // for tests on processors that know this instruction in the encoding of AVX-512 alone
-  asm("%{evex%} vpdpbusd %2, %1, %0" : "+x"(acc) : "x"(w), "x"(x));
-  return acc;
-#else
-  return _mm256_dpbusd_avx_epi32(acc, w, x);
-#endif
-}
-#endif
-
 template <class Format>
 struct OneRow {
   static constexpr int kRows = Format::kGroup < 32 ? Format::kGroup / 8 : 4;  // of 8 k that are added at once

@@ -259,7 +259,7 @@ template <class Format>
 void multiply_panel(const GemmArgs& g, const QuantizedRows<Format::kGroup>& x, int64_t row_begin, int64_t row_end,
                     int64_t panel, float* sums) {
   constexpr int kInOrder = RowsInOrder<Format>::kMostRows;
-  if (row_end - row_begin <= kInOrder && gains_by_order())
+  if (row_end - row_begin <= kInOrder && gain_by_order(row_end - row_begin))
     return with_rows<kInOrder>(row_end - row_begin, [&](auto rows) {
       RowsInOrder<Format>(g, x, panel).template multiply<rows>(row_begin, sums);
     });

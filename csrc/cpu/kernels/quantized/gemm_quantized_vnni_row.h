@@ -6,9 +6,6 @@
 namespace qr {
 namespace {
 
-// acc += sums of four products of unsigned w and signed x
-QR_INLINE vi dot(vi acc, vi w, vi x) { return _mm512_dpbusd_epi32(acc, w, x); }
-
 // What sums start at: what the biases of weights are too many, negated. A bias is a power of two.
 template <class Format>
 QR_INLINE vi less_biases(const RowGroup& of) {
@@ -17,9 +14,9 @@ QR_INLINE vi less_biases(const RowGroup& of) {
   return sub(none(), _mm512_slli_epi32(same(of.sum), unsigned(__builtin_ctz(unsigned(Format::kBias)))));
 }
 
-// Zen 4 reads two places of a page in turn at half the speed of one. On a Xeon with AMX int4_g128 takes 1.45 times as
-// long in order, int8 1.07, most others 1.05.
-QR_INLINE bool gains_by_order() { return __builtin_cpu_is("amd"); }
+// Zen 4 reads two places of a page in turn at half the speed of one; Zen 5 gains with one row only. On a Xeon with AMX
+// int4_g128 takes 1.45 times as long in order, int8 1.07, most others 1.05.
+QR_INLINE bool gain_by_order(int64_t rows) { return core() == Core::kOther || (core() == Core::kZen5 && rows == 1); }
 
 template <class Format>
 struct RowsInOrder {
@@ -29,25 +26,26 @@ struct RowsInOrder {
   // Formats of fewer bits lie closer together, and with more rows loading x once for each half costs more than reading
   // in order saves.
   static constexpr int kMostRows = Format::kHalfBytes == 1024 ? 4 : 1;
-  // Bytes ahead that one row fetches to L2 where hardware alone is slower: many operations for a line, or very few.
-  static constexpr int64_t kAhead = !Format::kGrouped || Format::kBits == 2                ? 4096
-                                    : Format::kHalfBytes < 1024 && kSteps == 1 ? kFarBytes
-                                                                               : 0;
+  // Bytes ahead that one row fetches to L2 where hardware alone is slower: many operations for a line, or very few, and on
+  // Zen 5 always.
+  static constexpr int64_t kAhead = Format::kHalfBytes < 1024 && kSteps == 1 ? kFarBytes : 4096;
+  static constexpr bool kAsks = !Format::kGrouped || Format::kBits == 2 || kAhead == kFarBytes;
 
   const GemmArgs& g;
   const Format format;
   const QuantizedRows<Format::kGroup>& x;
   const int64_t panel;
   const char* packed;
+  const bool asks = kAsks || core() == Core::kZen5;
 
   RowsInOrder(const GemmArgs& g, const QuantizedRows<Format::kGroup>& x, int64_t panel)
       : g(g), format(g), x(x), panel(panel), packed(static_cast<const char*>(g.packed) + panel * g.panel_bytes) {}
 
-  QR_INLINE void fetch_half(const char* half) {
-    if constexpr (kAhead > 0)
-      each<Format::kHalfBytes / 64>([&](auto line) __attribute__((always_inline)) {
-        prefetch_to_l2(half + kAhead + line * 64);
-      });
+  __attribute__((always_inline)) void fetch_half(const char* half) const {
+    if (!asks) return;
+    each<Format::kHalfBytes / 64>([&](auto line) __attribute__((always_inline)) {
+      prefetch_to_l2(half + kAhead + line * 64);
+    });
   }
 
   // The integer sums of R rows and the 16 columns of a half: products of a group's part of a step from row `begin` on.
