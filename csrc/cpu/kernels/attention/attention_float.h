@@ -51,6 +51,8 @@ struct KeyGroups {
 template <int Most, int Sums, class T, class Score>
 QR_INLINE void each_key_group(const Workspace& w, int64_t first, int64_t last, int64_t padded, int64_t head,
                               const void* const* values, const Score& score) {
+  constexpr int kGroupsOfMany = Sums / Most < 1 ? 1 : Sums / Most;
+  const int64_t at_once = w.rows > kFewRows ? kGroupsOfMany : kKeyGroups;
   KeyGroups<T> groups;
   int64_t count = 0;
   const auto score_all = [&]() __attribute__((always_inline)) {
@@ -71,7 +73,7 @@ QR_INLINE void each_key_group(const Workspace& w, int64_t first, int64_t last, i
       const T* ahead = values == nullptr ? groups.keys[count] : static_cast<const T*>(values[page]) + slot * head;
       groups.ahead[count] = reinterpret_cast<const char*>(ahead);
       groups.columns[count] = page * padded + slot;
-      if (++count == (w.rows > kFewRows ? 1 : kKeyGroups)) score_all();
+      if (++count == at_once) score_all();
     }
   if (count > 0) score_all();
 }
