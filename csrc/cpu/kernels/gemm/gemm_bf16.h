@@ -13,7 +13,6 @@ namespace qr {
 namespace {
 
 constexpr int kBf16Rows = 12;  // rows of a block at most
-int64_t bf16_block_rows(int64_t) { return kBf16Rows; }
 
 // Pairs of k in a stretch: 4 KiB of a panel, which come to L1, or 32 KiB, which come to L2 and save spilling of sums.
 constexpr int64_t bf16_stretch(int64_t rows) { return rows <= kBf16Rows ? 32 : 256; }
@@ -69,13 +68,13 @@ QR_INLINE void pair_rows(int32_t* out, int64_t block_rows, const uint16_t* x, in
   }
 }
 
-// kMost: rows of a block at most, of so many in all.
-template <int64_t kStretch = 0, int64_t (*kMost)(int64_t) = bf16_block_rows>
+// kRows: of a block at most.
+template <int64_t kStretch = 0, int64_t kRows = kBf16Rows>
 void bf16_rows(void* prepared, const void* x, int32_t, int64_t rows, int64_t k, int64_t begin, int64_t end,
                const int32_t*) {
   for (int64_t row = begin, to; row < end; row = to) {
     const PairedRows<kStretch> places(rows, k, row / kBlockRows * kBlockRows);
-    const RowBlocks blocks(places.rows, kMost(places.rows));
+    const RowBlocks blocks(places.rows, kRows);
     const int64_t block = blocks.of(row - places.piece), first = blocks.first(block), last = blocks.first(block + 1);
     to = places.piece + last < end ? places.piece + last : end;
     for (int64_t pair = 0; pair < places.pairs; pair += places.stretch) {
@@ -152,16 +151,23 @@ struct Bf16Micro {
                 float* sums) const {
     const PairedRows<> places(g.rows, g.k, row_begin);
     const RowBlocks blocks(row_end - row_begin);
-    const auto* x = static_cast<const int32_t*>(g.x);
     const int64_t bytes = places.stretch * kPanel * 4;
     for (int64_t pair = 0; pair < places.pairs; pair += places.stretch, panel += bytes) {
       const char* ahead = pair + places.stretch < places.pairs ? panel + bytes : next;
-      for (int64_t block = 0; block < blocks.count; ++block) {
-        const int64_t first = blocks.first(block), rows = blocks.first(block + 1) - first;
-        const int lines = blocks.count == 1 ? 2 : block < 2 ? 1 : 0;
-        kBf16Blocks[lines][size_t(rows - 1)](x + places.at(pair, first), places.length(pair), panel,
-                                             ahead + block * bytes / 2, pair == 0, sums + first * kPanel);
-      }
+      multiply_blocks(g, places, blocks, pair, panel, ahead, sums);
+    }
+  }
+
+  // All rows of the stretch of weights that begins at `pair`; meanwhile what lies ahead is fetched.
+  template <int64_t kStretch>
+  static void multiply_blocks(const GemmArgs& g, const PairedRows<kStretch>& places, const RowBlocks& blocks,
+                              int64_t pair, const char* weights, const char* ahead, float* sums) {
+    const auto* x = static_cast<const int32_t*>(g.x);
+    for (int64_t block = 0; block < blocks.count; ++block, ahead += places.stretch * kPanel * 2) {
+      const int64_t first = blocks.first(block), rows = blocks.first(block + 1) - first;
+      const int lines = blocks.count == 1 ? 2 : block < 2 ? 1 : 0;
+      kBf16Blocks[lines][size_t(rows - 1)](x + places.at(pair, first), places.length(pair), weights, ahead, pair == 0,
+                                           sums + first * kPanel);
     }
   }
 };

@@ -14,9 +14,6 @@ namespace {
 constexpr int kCompactRows = 16;          // rows of a block at most, whose sums of 16 columns stay in registers
 constexpr int64_t kCompactStretch = 128;  // pairs of k; 12 KiB, and as many groups as a word has bits
 
-bool is_unpacked_first(int64_t rows) { return rows > kCompactRows && core() == Core::kZen5; }
-int64_t compact_block_rows(int64_t rows) { return is_unpacked_first(rows) ? kBf16Rows : kCompactRows; }
-
 // Some pairs of k of a panel.
 struct CompactStretch {
   const char* groups;
@@ -189,21 +186,15 @@ struct CompactMicro {
   void multiply(const GemmArgs& g, int64_t row_begin, int64_t row_end, const char* panel, const char* next,
                 float* sums) const {
     const PairedRows<kCompactStretch> places(g.rows, g.k, row_begin);
-    const RowBlocks blocks(row_end - row_begin, compact_block_rows(row_end - row_begin));
+    const RowBlocks blocks(row_end - row_begin, kCompactRows);
     const auto* x = static_cast<const int32_t*>(g.x);
     if (places.rows <= kStreamedRows && core() != Core::kZen5)
       return stream_rows<kStreamedRows>(places.rows, x + places.at(0, 0), places.pairs, Expander(panel, g.k), sums);
     alignas(64) char tiles[kCompactStretch * kPanel * 4];
     CompactPanel weights(g, panel, next);
-    Expander expander(panel, g.k);
     for (int64_t pair = 0; pair < places.pairs; pair += places.stretch) {
       const int64_t pairs = places.length(pair);
       const CompactStretch stretch = weights.stretch(pair, pairs);
-      if (is_unpacked_first(places.rows)) {
-        unpack(expander, pair, pairs, tiles);
-        multiply_blocks(places, blocks, x, pair, tiles, stretch.ahead, sums);
-        continue;
-      }
       const int64_t rows = blocks.first(1);
       const CompactBlocks& of_first = kCompactBlocks[size_t(rows - 1)];
       (blocks.count == 1 ? of_first.only : of_first.first)(x + places.at(pair, 0), stretch, pair == 0, sums, tiles);
@@ -214,25 +205,46 @@ struct CompactMicro {
       }
     }
   }
+};
 
- private:
-  static void unpack(Expander& expander, int64_t pair, int64_t pairs, char* tiles) {
-    for (int64_t step = pair / 16; step * 16 < pair + pairs; ++step, tiles += kExpandedStep) expander.expand(step, tiles);
-  }
-  // All rows of an unpacked stretch; the first two blocks fetch what comes next.
-  static void multiply_blocks(const PairedRows<kCompactStretch>& places, const RowBlocks& blocks, const int32_t* x,
-                              int64_t pair, const char* tiles, const char* ahead, float* sums) {
-    for (int64_t block = 0; block < blocks.count; ++block, ahead += kCompactStretch * 64) {
-      const int64_t first = blocks.first(block), rows = blocks.first(block + 1) - first;
-      kBf16Blocks[block < 2 ? 1 : 0][size_t(rows - 1)](x + places.at(pair, first), places.length(pair), tiles, ahead,
-                                                       pair == 0, sums + first * kPanel);
+// Rows of several blocks over stretches that are unpacked first.
+struct UnpackedMicro {
+  static constexpr bool kExpands = true;
+  explicit UnpackedMicro(const GemmArgs&) {}
+  // next: the panel that follows
+  void multiply(const GemmArgs& g, int64_t row_begin, int64_t row_end, const char* panel, const char* next,
+                float* sums) const {
+    const PairedRows<kCompactStretch> places(g.rows, g.k, row_begin);
+    const RowBlocks blocks(row_end - row_begin);
+    const CompactPlaces packed = CompactPlaces::of(panel, g.k);
+    Expander weights(panel, g.k);
+    alignas(64) char tiles[kCompactStretch * kPanel * 4];
+    for (int64_t pair = 0; pair < places.pairs; pair += places.stretch) {
+      const int64_t end = pair + places.length(pair);
+      for (int64_t step = pair / 16; step * 16 < end; ++step)
+        weights.expand(step, tiles + (step - pair / 16) * kExpandedStep);
+      const char* ahead = end < places.pairs ? panel + packed.begin + end / 16 * packed.step : next;
+      Bf16Micro::multiply_blocks(g, places, blocks, pair, tiles, ahead, sums);
     }
   }
 };
 
-Gemm compact_gemm() {
-  return Gemm{bf16_rows_bytes, bf16_rows<kCompactStretch, compact_block_rows>, run_streamed<CompactMicro>};
+void compact_rows(void* prepared, const void* x, int32_t dtype, int64_t rows, int64_t k, int64_t begin, int64_t end,
+                  const int32_t* order) {
+  if (rows > kCompactRows && core() == Core::kZen5)
+    bf16_rows<kCompactStretch>(prepared, x, dtype, rows, k, begin, end, order);
+  else
+    bf16_rows<kCompactStretch, kCompactRows>(prepared, x, dtype, rows, k, begin, end, order);
 }
+
+void run_compact(const GemmArgs& g, int64_t row_begin, int64_t row_end, int64_t panel_begin, int64_t panel_end) {
+  if (g.rows > kCompactRows && core() == Core::kZen5)
+    run_streamed<UnpackedMicro>(g, row_begin, row_end, panel_begin, panel_end);
+  else
+    run_streamed<CompactMicro>(g, row_begin, row_end, panel_begin, panel_end);
+}
+
+Gemm compact_gemm() { return Gemm{bf16_rows_bytes, compact_rows, run_compact}; }
 
 }  // namespace
 }  // namespace qr
