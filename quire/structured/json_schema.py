@@ -277,12 +277,17 @@ class JsonSchema:
                     yield keyword, refusal(self.field, pointer, f"{shown(value)} {why}")
 
     def _patterns(self, node: Node) -> Iterator[Fault]:
-        """Patterns that the library would take for others."""
+        """Patterns that the library would take for others, or for one."""
+        names: dict[str, str] = {}
         for keyword, pattern, pointer in _patterns_in(node):
             try:
-                translated(pattern, partial(refusal, self.field, pointer))
+                meant = translated(pattern, partial(refusal, self.field, pointer))
             except InvalidParameter as error:
                 yield keyword, error
+                continue
+            if keyword == "patternProperties" and names.setdefault(meant, pattern) != pattern:
+                why = f"it means the same as {shown(names[meant])}; list the schemas of both in one allOf"
+                yield keyword, refusal(self.field, pointer, why)
 
     def _check_references(self) -> None:
         for node in self.nodes:
