@@ -8,12 +8,13 @@ from functools import partial
 from typing import Any
 
 from llguidance import StructTag, regex_to_lark
-from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from quire.errors import InvalidParameter, UnsupportedFeature
+from quire.structured.ebnf import is_ebnf, lark_of
 from quire.structured.grammar import Grammar
 from quire.structured.json_expression import OPTIONS, WHITE_SPACE, json_expression, with_options
 from quire.structured.json_schema import JsonSchema, parse_json, refusal
+from quire.structured.lark import checked_lark
 from quire.structured.params import PLACE, StructuredOutputsParams
 from quire.structured.regex import json_space, translated
 
@@ -82,12 +83,7 @@ def _of_choice(params: StructuredOutputsParams) -> str:
 
 def _of_grammar(params: StructuredOutputsParams) -> str:
     text = str(params.grammar)
-    if "::=" in text:
-        try:
-            text = gbnf_to_lark(text)
-        except Exception as error:  # the converter raises what it comes to
-            raise refusal(f"{PLACE}.grammar", "", f"it is no EBNF: {error}") from None
-    return text
+    return checked_lark(lark_of(text) if is_ebnf(text) else text)
 
 
 def _of_tag(params: StructuredOutputsParams) -> str:
