@@ -224,3 +224,33 @@ def test_what_would_mean_nothing_there_is_refused(grammar: str, why: str) -> Non
         compiled(grammar)
     assert caught.value.message.startswith(f"structured_outputs.grammar: {why}")
     assert caught.value.parameter == "structured_outputs.grammar"
+
+
+def tags(triggers: list[Any], *begins: str) -> dict[str, Any]:
+    structures = [{"begin": begin, "schema": {"const": index}, "end": "."} for index, begin in enumerate(begins)]
+    return {"triggers": triggers, "structures": structures}
+
+
+@pytest.mark.parametrize("triggers", [["<"], ["<", "<f"], ["<f", "<"], ["<f", "<g"]])
+def test_any_structure_may_follow_whichever_of_its_triggers_is_complete_first(triggers: list[str]) -> None:
+    form = StructuredOutputsParams(structural_tag=tags(triggers, "<f>", "<g>"))
+    start = BACKEND.compile(grammar_of(form))
+    for text in ("", "a", "a<f>0.b", "<g>1.<f>0.", "é<g>1."):
+        assert takes(start, text), text
+    for text in ("a<f", "<f>1.", "<f>0", "<g>1.<g", "<f>0.<g>0."):
+        assert not takes(start, text), text
+
+
+@pytest.mark.parametrize(
+    ("triggers", "why"),
+    [
+        (["<", "["], "'#/triggers/1': no structure begins with '['"),
+        (["<", 5], "'#/triggers/1': it must be a string, not empty; got 5"),
+        (["", "<"], "'#/triggers/0': it must be a string, not empty; got ''"),
+        (["<fg"], "'#/structures/0': begin and end must be strings, and begin must start with a trigger"),
+    ],
+)
+def test_a_trigger_that_begins_nothing_is_refused(triggers: list[Any], why: str) -> None:
+    with pytest.raises(InvalidParameter) as caught:
+        grammar_of(StructuredOutputsParams(structural_tag=tags(triggers, "<f>")))
+    assert caught.value.message == f"structured_outputs.structural_tag: {why}"
