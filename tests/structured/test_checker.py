@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import selectors
 import signal
@@ -94,6 +95,25 @@ def test_a_check_that_gets_no_processor_is_given_up_in_the_end() -> None:
     assert (answer.check_id, answer.verdict.is_final) == (7, False)
     assert "busy machine" in answer.verdict.message
     for descriptor in (source, sink, written):
+        os.close(descriptor)
+
+
+def test_a_check_that_its_own_timer_does_not_end_computes_no_longer_than_it_may() -> None:
+    (source, sink), (pipe, written) = os.pipe(), os.pipe()
+    os.set_inheritable(written, True)
+    process = CheckerProcess(source, sink, lambda: None)
+    busy = os.posix_spawn("/bin/sh", ["sh", "-c", "while :; do :; done"], {})
+    os.close(written)
+    process._children[pipe] = child = _Child(check_id=7, pid=busy, pipe=pipe, given_up_at=math.inf, limit_s=0.1)
+    process._selector.register(pipe, selectors.EVENT_READ)
+    while process._children:
+        if process._selector.select(process._patience()):
+            process._hear(child)
+        process._give_up(time.monotonic())
+    (body,) = Frames().feed(os.read(source, 4096))
+    verdict = msgspec.msgpack.decode(body, type=Answer).verdict
+    assert (verdict.is_slow, verdict.cpu_s) == (True, 0.1)
+    for descriptor in (source, sink):
         os.close(descriptor)
 
 
