@@ -311,11 +311,13 @@ class JsonSchema:
         ends: set[int] = set()
         pending = [node for node in reversed(self.nodes) if isinstance(node.schema, dict)]
         while pending:
-            found = [id(node.schema) for node in pending if self._ends(node.schema, ends)]
-            ends.update(found)
-            pending = [node for node in pending if id(node.schema) not in ends]
-            if not found:
+            num_known = len(ends)
+            for node in pending:  # what is found helps in the same round, so a chain takes one in either order
+                if self._ends(node.schema, ends):
+                    ends.add(id(node.schema))
+            if len(ends) == num_known:
                 self._refuse_endless(pending)
+            pending = [node for node in reversed(pending) if id(node.schema) not in ends]
 
     def _refuse_endless(self, endless: list[Node]) -> None:
         node = next((node for node in reversed(endless) if "$ref" in node.schema), endless[-1])
