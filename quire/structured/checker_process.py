@@ -229,6 +229,8 @@ def _shortened(params: StructuredOutputsParams, error: str) -> str:
             "oneOf needs schemas of which no two allow the same value, such as objects with different constants; "
             "use anyOf"
         )
+    if error.startswith("panic"):
+        error = "the grammar library fails on it; make it smaller or simpler"
     if params.kind != "grammar":
         error = _NOISE.sub("", error)
     text = " ".join(line.strip() for line in error.splitlines() if not _MARK.match(line)) or "it cannot be compiled"

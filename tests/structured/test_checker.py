@@ -16,7 +16,7 @@ import pytest
 from quire.engine.front.input_processor import CHECKER
 from quire.errors import EngineUnavailable, InvalidParameter, RequestError
 from quire.structured.checker import GrammarChecker
-from quire.structured.checker_process import WALL_S, CheckerProcess, _Child
+from quire.structured.checker_process import WALL_S, CheckerProcess, _Child, _shortened
 from quire.structured.checker_protocol import CPU_S, Answer, Frames
 from quire.structured.params import StructuredOutputsParams
 
@@ -54,6 +54,10 @@ POISON: dict[str, tuple[dict[str, Any], str]] = {
     "look-ahead": ({"regex": "(?=a)b"}, "(?= at 0 looks around"),
     "back reference": ({"regex": r"(a)\1"}, "structured_outputs.regex"),
     "nothing matches": ({"regex": r"[^\s\S]"}, "no output can satisfy it"),
+    "thousands of schemas": (
+        {"grammar": f"start: {'%json {} ' * 3000}"},
+        "grammar library fails on it; make it smaller",
+    ),
     "no such rule": ({"grammar": "start: missing"}, 'unknown name: "missing"'),
     "bad EBNF": ({"grammar": "root ::= ("}, "EBNF"),
     "unknown format": ({"json": {"items": {"type": "string", "format": "color"}}}, "'#/items/format': Unknown format"),
@@ -167,6 +171,12 @@ def test_a_closed_checker_says_so() -> None:
 def test_a_choice_may_hold_any_character(checker: GrammarChecker) -> None:
     texts = [f"a{character}b" for character in map(chr, [*range(1, 0x100), 0x2028, 0xFEFF, 0x10FFFF])]
     checker.check(StructuredOutputsParams(choice=texts))
+
+
+def test_where_the_library_fails_the_message_has_no_trace_of_its_source() -> None:
+    error = "panic: assertion failed: symbols.len() < u16::MAX\n<backtrace>\n  0: <unknown>\n  1: /home/a.rs:5"
+    message = _shortened(StructuredOutputsParams(grammar="start: x"), error)
+    assert message == "structured_outputs.grammar: the grammar library fails on it; make it smaller or simpler"
 
 
 def test_the_message_about_a_choice_names_it(checker: GrammarChecker) -> None:
