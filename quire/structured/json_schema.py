@@ -277,12 +277,17 @@ class JsonSchema:
                     yield keyword, refusal(self.field, pointer, f"{shown(value)} {why}")
 
     def _patterns(self, node: Node) -> Iterator[Fault]:
-        """Patterns that the library would take for others."""
+        """Patterns that the library would take for others, or for one."""
+        names: dict[str, str] = {}
         for keyword, pattern, pointer in _patterns_in(node):
             try:
-                translated(pattern, partial(refusal, self.field, pointer))
+                meant = translated(pattern, partial(refusal, self.field, pointer))
             except InvalidParameter as error:
                 yield keyword, error
+                continue
+            if keyword == "patternProperties" and names.setdefault(meant, pattern) != pattern:
+                why = f"it means the same as {shown(names[meant])}; list the schemas of both in one allOf"
+                yield keyword, refusal(self.field, pointer, why)
 
     def _check_references(self) -> None:
         for node in self.nodes:
@@ -306,11 +311,13 @@ class JsonSchema:
         ends: set[int] = set()
         pending = [node for node in reversed(self.nodes) if isinstance(node.schema, dict)]
         while pending:
-            found = [id(node.schema) for node in pending if self._ends(node.schema, ends)]
-            ends.update(found)
-            pending = [node for node in pending if id(node.schema) not in ends]
-            if not found:
+            num_known = len(ends)
+            for node in pending:  # what is found helps in the same round, so a chain takes one in either order
+                if self._ends(node.schema, ends):
+                    ends.add(id(node.schema))
+            if len(ends) == num_known:
                 self._refuse_endless(pending)
+            pending = [node for node in reversed(pending) if id(node.schema) not in ends]
 
     def _refuse_endless(self, endless: list[Node]) -> None:
         node = next((node for node in reversed(endless) if "$ref" in node.schema), endless[-1])

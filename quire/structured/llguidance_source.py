@@ -8,12 +8,13 @@ from functools import partial
 from typing import Any
 
 from llguidance import StructTag, regex_to_lark
-from llguidance.gbnf_to_lark import gbnf_to_lark
 
-from quire.errors import InvalidParameter, UnsupportedFeature
+from quire.errors import InvalidParameter, UnsupportedFeature, shown
+from quire.structured.ebnf import is_ebnf, lark_of
 from quire.structured.grammar import Grammar
 from quire.structured.json_expression import OPTIONS, WHITE_SPACE, json_expression, with_options
 from quire.structured.json_schema import JsonSchema, parse_json, refusal
+from quire.structured.lark import checked_lark
 from quire.structured.params import PLACE, StructuredOutputsParams
 from quire.structured.regex import json_space, translated
 
@@ -82,12 +83,7 @@ def _of_choice(params: StructuredOutputsParams) -> str:
 
 def _of_grammar(params: StructuredOutputsParams) -> str:
     text = str(params.grammar)
-    if "::=" in text:
-        try:
-            text = gbnf_to_lark(text)
-        except Exception as error:  # the converter raises what it comes to
-            raise refusal(f"{PLACE}.grammar", "", f"it is no EBNF: {error}") from None
-    return text
+    return checked_lark(lark_of(text) if is_ebnf(text) else text)
 
 
 def _of_tag(params: StructuredOutputsParams) -> str:
@@ -105,23 +101,31 @@ def _tags(raw: dict[str, Any]) -> list[StructTag]:
     for name, value in (("structures", structures), ("triggers", triggers)):
         if not isinstance(value, list) or not value:
             raise refusal(_TAG, f"#/{name}", "it must be an array, not empty")
+    for index, trigger in enumerate(triggers or ()):
+        if not isinstance(trigger, str) or not trigger:
+            raise refusal(_TAG, f"#/triggers/{index}", f"it must be a string, not empty; got {shown(trigger)}")
     unknown = raw.keys() - {"type", "structures", "triggers"}
     if unknown:
         raise refusal(_TAG, f"#/{min(unknown)}", "there is no such field")
-    return [_tag(f"#/structures/{index}", one, triggers) for index, one in enumerate(structures or ())]
+    tags = [_tag(f"#/structures/{index}", one, triggers) for index, one in enumerate(structures or ())]
+    for index, trigger in enumerate(triggers or ()):
+        if not any(tag.begin.startswith(trigger) for tag in tags):
+            raise refusal(_TAG, f"#/triggers/{index}", f"no structure begins with {shown(trigger)}")
+    return tags
 
 
 def _tag(pointer: str, one: Any, triggers: Any) -> StructTag:
+    """A structure, with the first of its triggers to be complete: behind that a part has begun."""
     if not isinstance(one, dict) or not {"begin", "schema"} <= one.keys() <= {"begin", "schema", "end"}:
         raise refusal(_TAG, pointer, "it must be an object with begin, schema and end")
     begin, end = one["begin"], one.get("end", "")
-    trigger = next((t for t in triggers if isinstance(t, str) and t and str(begin).startswith(t)), None)
-    if not isinstance(begin, str) or not isinstance(end, str) or trigger is None:
+    known = [one for one in triggers if str(begin).startswith(one)]
+    if not isinstance(begin, str) or not isinstance(end, str) or not known:
         raise refusal(_TAG, pointer, "begin and end must be strings, and begin must start with a trigger")
     schema = JsonSchema(one["schema"], _TAG)
     schema.check()
     bounded = with_options(schema, {"whitespace_pattern": WHITE_SPACE})
-    return StructTag(trigger=trigger, begin=begin, grammar=bounded, end=end)
+    return StructTag(trigger=min(known, key=len), begin=begin, grammar=bounded, end=end)
 
 
 _TEXTS = {

@@ -82,6 +82,12 @@ class StructuredOutputsParams:
                     f"{PLACE}: whitespace_pattern has no effect with disable_any_whitespace; leave one of them out",
                     parameter=f"{PLACE}.whitespace_pattern",
                 )
+        if self.disable_additional_properties and self.kind == "json_object":
+            raise InvalidParameter(
+                f"{PLACE}: disable_additional_properties has no effect with json_object, whose properties no schema "
+                "lists; leave it out, or send a schema as json",
+                parameter=f"{PLACE}.disable_additional_properties",
+            )
         changed = [field.name for field in fields(self) if field.name not in KINDS]
         for name in changed:
             if getattr(self, name) and self.kind not in ("json", "json_object"):

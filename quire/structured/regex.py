@@ -29,6 +29,7 @@ _MEMBERS = {"w": r"\p{L}\p{N}_", "s": r"\s\x1c-\x1f"}
 _CLASSES = {f"\\{name}": f"[{members}]" for name, members in _MEMBERS.items()} | {
     f"\\{name.upper()}": f"[^{members}]" for name, members in _MEMBERS.items()
 }
+_CLASSES |= {r"\<": "<", r"\>": ">"}  # there they are boundaries of words
 _IN_CLASS = {**_CLASSES, **{f"\\{name}": members for name, members in _MEMBERS.items()}, r"\b": r"\x08"}
 _TO_ESCAPE = "[]&~-^"
 """Members of a class that the library might take for something else."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import selectors
 import signal
@@ -15,7 +16,7 @@ import pytest
 from quire.engine.front.input_processor import CHECKER
 from quire.errors import EngineUnavailable, InvalidParameter, RequestError
 from quire.structured.checker import GrammarChecker
-from quire.structured.checker_process import WALL_S, CheckerProcess, _Child
+from quire.structured.checker_process import WALL_S, CheckerProcess, _Child, _shortened
 from quire.structured.checker_protocol import CPU_S, Answer, Frames
 from quire.structured.params import StructuredOutputsParams
 
@@ -53,6 +54,10 @@ POISON: dict[str, tuple[dict[str, Any], str]] = {
     "look-ahead": ({"regex": "(?=a)b"}, "(?= at 0 looks around"),
     "back reference": ({"regex": r"(a)\1"}, "structured_outputs.regex"),
     "nothing matches": ({"regex": r"[^\s\S]"}, "no output can satisfy it"),
+    "thousands of schemas": (
+        {"grammar": f"start: {'%json {} ' * 3000}"},
+        "grammar library fails on it; make it smaller",
+    ),
     "no such rule": ({"grammar": "start: missing"}, 'unknown name: "missing"'),
     "bad EBNF": ({"grammar": "root ::= ("}, "EBNF"),
     "unknown format": ({"json": {"items": {"type": "string", "format": "color"}}}, "'#/items/format': Unknown format"),
@@ -94,6 +99,25 @@ def test_a_check_that_gets_no_processor_is_given_up_in_the_end() -> None:
     assert (answer.check_id, answer.verdict.is_final) == (7, False)
     assert "busy machine" in answer.verdict.message
     for descriptor in (source, sink, written):
+        os.close(descriptor)
+
+
+def test_a_check_that_its_own_timer_does_not_end_computes_no_longer_than_it_may() -> None:
+    (source, sink), (pipe, written) = os.pipe(), os.pipe()
+    os.set_inheritable(written, True)
+    process = CheckerProcess(source, sink, lambda: None)
+    busy = os.posix_spawn("/bin/sh", ["sh", "-c", "while :; do :; done"], {})
+    os.close(written)
+    process._children[pipe] = child = _Child(check_id=7, pid=busy, pipe=pipe, given_up_at=math.inf, limit_s=0.1)
+    process._selector.register(pipe, selectors.EVENT_READ)
+    while process._children:
+        if process._selector.select(process._patience()):
+            process._hear(child)
+        process._give_up(time.monotonic())
+    (body,) = Frames().feed(os.read(source, 4096))
+    verdict = msgspec.msgpack.decode(body, type=Answer).verdict
+    assert (verdict.is_slow, verdict.cpu_s) == (True, 0.1)
+    for descriptor in (source, sink):
         os.close(descriptor)
 
 
@@ -147,6 +171,12 @@ def test_a_closed_checker_says_so() -> None:
 def test_a_choice_may_hold_any_character(checker: GrammarChecker) -> None:
     texts = [f"a{character}b" for character in map(chr, [*range(1, 0x100), 0x2028, 0xFEFF, 0x10FFFF])]
     checker.check(StructuredOutputsParams(choice=texts))
+
+
+def test_where_the_library_fails_the_message_has_no_trace_of_its_source() -> None:
+    error = "panic: assertion failed: symbols.len() < u16::MAX\n<backtrace>\n  0: <unknown>\n  1: /home/a.rs:5"
+    message = _shortened(StructuredOutputsParams(grammar="start: x"), error)
+    assert message == "structured_outputs.grammar: the grammar library fails on it; make it smaller or simpler"
 
 
 def test_the_message_about_a_choice_names_it(checker: GrammarChecker) -> None:

@@ -75,6 +75,21 @@ def test_what_some_output_satisfies_is_let_through(schema: Any) -> None:
     JsonSchema(schema).check()
 
 
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_chain_of_references_is_looked_at_once_or_twice(order: int) -> None:
+    class Counting(JsonSchema):
+        num_looks = 0
+
+        def _ends(self, schema: dict[str, Any], ends: set[int]) -> bool:
+            self.num_looks += 1
+            return super()._ends(schema, ends)
+
+    chain = [(str(index), {"$ref": f"#/$defs/{index + 1}"}) for index in range(500)]
+    schema = Counting({"$ref": "#/$defs/0", "$defs": dict([*chain, ("500", {"type": "string"})][::order])})
+    schema.check()
+    assert schema.num_looks <= 2 * len(schema.nodes)
+
+
 @pytest.mark.parametrize(("schema", "pointer"), ENDLESS, ids=lambda item: repr(item)[:60])
 def test_recursion_without_a_base_is_refused_with_its_pointer(schema: Any, pointer: str) -> None:
     with pytest.raises(InvalidParameter, match="has no base") as caught:

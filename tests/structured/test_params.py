@@ -34,6 +34,11 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"grammar": ""}, "structured_outputs.grammar", "blank"),
     ({"json_object": False}, "structured_outputs.json_object", "True or left out"),
     ({"json": {}, "disable_any_whitespace": 1}, "structured_outputs.disable_any_whitespace", "True or False"),
+    (
+        {"json_object": True, "disable_additional_properties": True},
+        "structured_outputs.disable_additional_properties",
+        "no effect with json_object",
+    ),
     ({"regex": "a", "disable_any_whitespace": True}, "structured_outputs.disable_any_whitespace", "regex"),
     (
         {"json": {}, "disable_any_whitespace": True, "whitespace_pattern": " "},

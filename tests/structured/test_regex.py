@@ -19,7 +19,21 @@ from tests.structured.conftest import VOCABULARY
 ATOMS = [
     *("a", "b", "1", " ", "é", "/", '"', "\n", "~", "{", "}", "a{", "{ 1}", "{1, 2}", "{,x}", "]", "^", "$", "."),
     *(r"\d", r"\D", r"\w", r"\W", r"\s", r"\S", r"\.", r"\{", r"\x41", r"\u00e9", r"\\", r"\~", r"\A", r"\b", r"\1"),
-    *("[ab]", "[^ab]", "[a-c]", r"[\w-]", r"[^\s]", r"[^\w]", r"[\W\d]", "[a&&b]", "[a--b]", "[a~~b]", "[[:alpha:]]"),
+    *(
+        r"\<",
+        r"[\>]",
+        "[ab]",
+        "[^ab]",
+        "[a-c]",
+        r"[\w-]",
+        r"[^\s]",
+        r"[^\w]",
+        r"[\W\d]",
+        "[a&&b]",
+        "[a--b]",
+        "[a~~b]",
+        "[[:alpha:]]",
+    ),
     *(
         "[a[b]",
         "[]a]",
@@ -77,6 +91,8 @@ TEXTS = [
         "-",
         "--",
         "+",
+        "<",
+        ">",
     ),
     *(" ", "\n", "\t", "\x1c", "\x1f", "\x08", "\xa0", "\u0301", "\u203f", "_", "٣", "ª", "{", "}", "{ 1}", "a{ 1}"),
     *("{1, 2}", "a{1, 2}", "{,x}", "[", "]", ":", "a]", "b]", "l]", ":]", "^", "$", ".", "\\", "x", " a b ", "\n\n"),
@@ -170,6 +186,16 @@ def test_patterns_of_schemas_mean_the_same() -> None:
         start = LLGuidance(VOCABULARY).compile(grammar_of(params))
         assert takes(start, json.dumps(yes, ensure_ascii=False))
         assert not takes(start, json.dumps(no, ensure_ascii=False))
+
+
+@pytest.mark.parametrize(
+    ("first", "second"), [(r"^\w$", r"^[\p{L}\p{N}_]$"), ("^[&]$", r"^[\&]$"), ("^a{,2}$", "^a{0,2}$")]
+)
+def test_two_patterns_that_mean_the_same_are_not_taken_for_one(first: str, second: str) -> None:
+    schema = {"patternProperties": {first: {"type": "string"}, second: {"type": "integer"}}}
+    with pytest.raises(InvalidParameter, match="it means the same as") as caught:
+        grammar_of(StructuredOutputsParams(json=schema))
+    assert "'#/patternProperties/" in caught.value.message
 
 
 @pytest.mark.parametrize("pattern", ["[", "[^", "[a-", "(", "(?", r"[\\", "[]", "[a\\", "a)"])

@@ -77,6 +77,18 @@ def test_calls_in_parallel_have_ids_of_their_own(client: openai.OpenAI) -> None:
         assert not choice.message.content
 
 
+def test_choices_have_ids_of_their_own_unless_the_model_writes_them(server: Running, serve: Serve) -> None:
+    begin, middle, end = "<|tool_call_begin|>functions.weather:0", "<|tool_call_argument_begin|>", "<|tool_call_end|>"
+    kimi = f'<|tool_calls_section_begin|>{begin}{middle}{{"city": "Oslo"}}{end}<|tool_calls_section_end|>'
+    asked: dict[str, Any] = {"messages": QUESTION, "tools": [WEATHER], "n": 2, "max_tokens": 200, "temperature": 1}
+    with serve(tool_call_parser="kimi_k2") as other:
+        for running, text, num_ids in ((server, CALL, 2), (other, kimi, 1)):
+            form = {"choice": [text]}
+            choices = running.post("/v1/chat/completions", **asked, structured_outputs=form).json()["choices"]
+            ids = [call["id"] for choice in choices for call in choice["message"]["tool_calls"]]
+            assert (len(ids), len(set(ids))) == (2, num_ids)
+
+
 @pytest.mark.parametrize("text", ['<tool_call>\n{"name": "weather", "arg', "<tool_call> {} </tool_call>", "a < b"])
 def test_what_is_no_call_stays_text(client: openai.OpenAI, text: str) -> None:
     for choice in (ask(client, text), streamed(client, text)):
