@@ -154,6 +154,8 @@ class GrammarChecker:
             return verdict.grammar
         parameter = verdict.parameter or f"structured_outputs.{params.kind}"
         message = verdict.message if verdict.parameter else f"{parameter}: {verdict.message}"
+        if not verdict.is_final:
+            raise EngineOverloaded(message, retry_after=5)
         raise (UnsupportedFeature if verdict.is_unsupported else InvalidParameter)(message, parameter=parameter)
 
     def verdict(self, params: StructuredOutputsParams, limit_s: float = CPU_S) -> Verdict:

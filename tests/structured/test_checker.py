@@ -14,10 +14,10 @@ import msgspec
 import pytest
 
 from quire.engine.front.input_processor import CHECKER
-from quire.errors import EngineUnavailable, InvalidParameter, RequestError
+from quire.errors import EngineOverloaded, EngineUnavailable, InvalidParameter, RequestError
 from quire.structured.checker import GrammarChecker
 from quire.structured.checker_process import WALL_S, CheckerProcess, _Child, _shortened
-from quire.structured.checker_protocol import CPU_S, Answer, Frames
+from quire.structured.checker_protocol import CPU_S, Answer, Frames, Verdict
 from quire.structured.params import StructuredOutputsParams
 
 SLACK_S = 1.0
@@ -100,6 +100,16 @@ def test_a_check_that_gets_no_processor_is_given_up_in_the_end() -> None:
     assert "busy machine" in answer.verdict.message
     for descriptor in (source, sink, written):
         os.close(descriptor)
+
+
+def test_what_a_busy_machine_did_not_check_is_not_the_request_s_fault(
+    checker: GrammarChecker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late = Verdict(message="it was not compiled in time", is_final=False)
+    monkeypatch.setattr(checker, "verdict", lambda _: late)
+    with pytest.raises(EngineOverloaded, match=r"structured_outputs\.regex: it was not compiled in time") as refused:
+        checker.check(StructuredOutputsParams(regex="a"))
+    assert refused.value.retry_after == 5
 
 
 def test_a_check_that_its_own_timer_does_not_end_computes_no_longer_than_it_may() -> None:

@@ -133,10 +133,11 @@ struct VnniInt8Math {
         store(w.partial + (row + r) * wide + d + v * W, joined(acc[r][v][0], acc[r][v][1], set1(units[row + r])));
   }
 
-  template <int R>
+  template <int R, int V = kValueSums / R>
   QR_INLINE void value_row_block(const Workspace& w, const float* units, int64_t pages, int64_t padded, int64_t head,
                                  int64_t wide, int64_t row) {
-    constexpr int V = kValueSums / R;
+    if constexpr (V > 4)
+      if (V * W > wide) return value_row_block<R, 4>(w, units, pages, padded, head, wide, row);
     int64_t d = 0;
     if (w.rows <= kFewRows && row == 0 && V * W <= wide) {
       value_rows<R, V, true>(w, units, pages, padded, head, wide, row, d);
