@@ -550,8 +550,8 @@ struct Kernels {
   uint64_t (*read_sum)(const void* data, int64_t bytes);
 };
 
-// Cores on which other ways are the fastest than elsewhere (benchmarks/cpu.md); all give the same bits. kZen5: AMD's from
-// there on. The same for all of a process.
+// Kinds of cores: where a kernel has several ways, which one is fastest depends on it (benchmarks/cpu.md), and all give the
+// same bits. kZen5: AMD's since then. The same for all of a process.
 enum class Core { kIntel, kZen5, kOther };
 Core core();
 

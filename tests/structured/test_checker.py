@@ -54,10 +54,6 @@ POISON: dict[str, tuple[dict[str, Any], str]] = {
     "look-ahead": ({"regex": "(?=a)b"}, "(?= at 0 looks around"),
     "back reference": ({"regex": r"(a)\1"}, "structured_outputs.regex"),
     "nothing matches": ({"regex": r"[^\s\S]"}, "no output can satisfy it"),
-    "thousands of schemas": (
-        {"grammar": f"start: {'%json {} ' * 3000}"},
-        "grammar library fails on it; make it smaller",
-    ),
     "no such rule": ({"grammar": "start: missing"}, 'unknown name: "missing"'),
     "bad EBNF": ({"grammar": "root ::= ("}, "EBNF"),
     "unknown format": ({"json": {"items": {"type": "string", "format": "color"}}}, "'#/items/format': Unknown format"),
