@@ -63,8 +63,8 @@ QR_INLINE vi add_pairs(vi acc, vi a, vi b) { return _mm512_add_epi32(acc, _mm512
 QR_INLINE vi add_pairs(vi acc, vi a, vi b) { return _mm256_add_epi32(acc, _mm256_madd_epi16(a, b)); }
 #endif
 
-// acc + sums of four products of unsigned a and signed b. As instructions: gcc 12 surrounds what it knows of vpdpbusd with
-// moves from register to register.
+// acc + sums of four products of unsigned a and signed b. In assembly, for gcc 12 copies registers before and after its own
+// function for vpdpbusd.
 #if defined(__AVX512VNNI__)
 QR_INLINE vi dot(vi acc, vi a, vi b) {
   asm("vpdpbusd %2, %1, %0" : "+v"(acc) : "v"(a), "v"(b));

@@ -207,7 +207,9 @@ struct CompactMicro {
   }
 };
 
-// Rows of several blocks over stretches that are unpacked first.
+bool is_unpacked_first(int64_t rows) { return rows > kCompactRows && core() == Core::kZen5; }
+
+// So many rows over stretches that are unpacked first.
 struct UnpackedMicro {
   static constexpr bool kExpands = true;
   explicit UnpackedMicro(const GemmArgs&) {}
@@ -231,14 +233,14 @@ struct UnpackedMicro {
 
 void compact_rows(void* prepared, const void* x, int32_t dtype, int64_t rows, int64_t k, int64_t begin, int64_t end,
                   const int32_t* order) {
-  if (rows > kCompactRows && core() == Core::kZen5)
+  if (is_unpacked_first(rows))
     bf16_rows<kCompactStretch>(prepared, x, dtype, rows, k, begin, end, order);
   else
     bf16_rows<kCompactStretch, kCompactRows>(prepared, x, dtype, rows, k, begin, end, order);
 }
 
 void run_compact(const GemmArgs& g, int64_t row_begin, int64_t row_end, int64_t panel_begin, int64_t panel_end) {
-  if (g.rows > kCompactRows && core() == Core::kZen5)
+  if (is_unpacked_first(g.rows))
     run_streamed<UnpackedMicro>(g, row_begin, row_end, panel_begin, panel_end);
   else
     run_streamed<CompactMicro>(g, row_begin, row_end, panel_begin, panel_end);
